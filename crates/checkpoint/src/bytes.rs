@@ -1,0 +1,75 @@
+//! Shared read-only bytes: a range of a mapped file, of an owned buffer or of the program image.
+
+use std::{ops::Deref, sync::Arc};
+
+enum Owner {
+    Mapped(memmap2::Mmap),
+    /// Words, so that the start is aligned to 16 bytes.
+    Owned(Vec<u128>),
+    Static(&'static [u8]),
+}
+
+/// A cheaply cloned range of read-only bytes.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<Owner>,
+    start: usize,
+    len: usize,
+}
+
+impl Bytes {
+    /// A whole mapped file.
+    pub fn mapped(map: memmap2::Mmap) -> Self {
+        let len = map.len();
+        Self { owner: Arc::new(Owner::Mapped(map)), start: 0, len }
+    }
+
+    /// Bytes of the program image.
+    pub fn from_static(bytes: &'static [u8]) -> Self {
+        Self { owner: Arc::new(Owner::Static(bytes)), start: 0, len: bytes.len() }
+    }
+
+    /// A 16-byte aligned copy.
+    pub fn copied(bytes: &[u8]) -> Self {
+        let mut words = vec![0u128; bytes.len().div_ceil(16)];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks(16)) {
+            let mut b = [0; 16];
+            b[..chunk.len()].copy_from_slice(chunk);
+            *word = u128::from_ne_bytes(b);
+        }
+        Self { owner: Arc::new(Owner::Owned(words)), start: 0, len: bytes.len() }
+    }
+
+    /// The sub-range `start..start + len`, or `None` where it does not lie inside.
+    pub fn slice(&self, start: usize, len: usize) -> Option<Self> {
+        let end = start.checked_add(len)?;
+        (end <= self.len).then(|| Self { owner: self.owner.clone(), start: self.start + start, len })
+    }
+
+    /// Whether the first byte lies on a multiple of `align`.
+    pub fn is_aligned(&self, align: usize) -> bool {
+        (self.as_ptr() as usize).is_multiple_of(align)
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let all: &[u8] = match &*self.owner {
+            Owner::Mapped(map) => map,
+            // SAFETY: any initialised memory may be read as bytes; the length covers exactly the words.
+            Owner::Owned(words) => unsafe {
+                std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words.as_slice()))
+            },
+            Owner::Static(bytes) => bytes,
+        };
+        &all[self.start..self.start + self.len]
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Bytes({})", self.len)
+    }
+}
