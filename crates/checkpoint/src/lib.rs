@@ -1,7 +1,22 @@
 //! A model folder: typed configuration, inventory of the tensors it implies, memory-mapped weights.
 
 mod bytes;
+mod checkpoint;
+mod config;
+mod error;
+mod files;
+mod header;
+mod index;
+mod inventory;
+mod json;
+mod scan;
+mod source;
 mod weight;
 
 pub use bytes::Bytes;
+pub use checkpoint::{Checkpoint, TensorInfo};
+pub use config::{Config, Dspark, Engram, LayerPlan, Role, Vision, Yarn};
+pub use error::{Error, Result};
+pub use header::{Dtype, MAX_HEADER_BYTES};
+pub use inventory::{Expected, Group};
 pub use weight::{Form, Weight};

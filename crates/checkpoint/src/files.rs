@@ -1,0 +1,25 @@
+//! Bounded reads of small files.
+
+use std::{fs::File, io::Read, path::Path};
+
+use crate::error::{Error, Result};
+
+/// The whole file, refused beyond `limit` bytes. An absent file is a bad checkpoint, not an I/O failure.
+pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let mut out = Vec::new();
+    open(path)?.take(limit + 1).read_to_end(&mut out).map_err(Error::io(path))?;
+    if out.len() as u64 > limit {
+        return Err(Error::invalid(path.display().to_string(), format!("has more than {limit} bytes")));
+    }
+    Ok(out)
+}
+
+/// Opens a file that the checkpoint must have.
+pub(crate) fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+            Error::invalid(path.display().to_string(), "does not exist")
+        }
+        _ => Error::io(path)(e),
+    })
+}
