@@ -1,0 +1,94 @@
+//! The three codebooks: 16-bit state to fp16 value (EXL3 specification, section 4).
+
+use half::f16;
+use std::sync::LazyLock;
+
+/// Entries of a codebook.
+pub const STATES: usize = 1 << 16;
+
+/// How a 16-bit state becomes a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codebook {
+    /// No marker: the oldest checkpoints.
+    ThreeInst,
+    /// Marker `mcg`.
+    Mcg,
+    /// Marker `mul1`: the present default of exllamav3.
+    Mul1,
+}
+
+impl Codebook {
+    /// All codebooks.
+    pub const ALL: [Codebook; 3] = [Codebook::ThreeInst, Codebook::Mcg, Codebook::Mul1];
+
+    /// Name as written in `quantization_config.codebook`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Codebook::ThreeInst => "3inst",
+            Codebook::Mcg => "mcg",
+            Codebook::Mul1 => "mul1",
+        }
+    }
+
+    /// The codebook called `name` in `quantization_config.codebook`.
+    pub fn from_name(name: &str) -> Option<Codebook> {
+        Self::ALL.into_iter().find(|c| c.name() == name)
+    }
+
+    /// The multiplier, which is also the value of the marker tensor.
+    pub const fn multiplier(self) -> u32 {
+        match self {
+            Codebook::ThreeInst => 89_226_354,
+            Codebook::Mcg => 0xCBAC_1FED,
+            Codebook::Mul1 => 0x83DC_D12D,
+        }
+    }
+
+    /// What is added after the multiplication.
+    pub const fn increment(self) -> u32 {
+        match self {
+            Codebook::ThreeInst => 64_248_484,
+            _ => 0,
+        }
+    }
+
+    /// Value of `state`, rounded to fp16 as the format defines it.
+    pub fn value(self, state: u16) -> f16 {
+        let x = u32::from(state).wrapping_mul(self.multiplier()).wrapping_add(self.increment());
+        match self {
+            Codebook::Mul1 => {
+                let sum: u32 = x.to_le_bytes().into_iter().map(u32::from).sum();
+                // 1024 k is exact, so the fused multiply-add over 1024 + sum reduces to this; exact in f64.
+                f16::from_f64(MUL1_SLOPE * f64::from(sum) + MUL1_OFFSET)
+            }
+            _ => {
+                let x = (x & 0x8FFF_8FFF) ^ 0x3B60_3B60;
+                // The sum of two such fp16 numbers is exact in f32; one rounding remains.
+                f16::from_f32(f16::from_bits(x as u16).to_f32() + f16::from_bits((x >> 16) as u16).to_f32())
+            }
+        }
+    }
+
+    /// All 65,536 values, widened to f32.
+    pub fn table(self) -> &'static [f32; STATES] {
+        static TABLES: [LazyLock<Box<[f32; STATES]>>; 3] = [
+            LazyLock::new(|| build(Codebook::ThreeInst)),
+            LazyLock::new(|| build(Codebook::Mcg)),
+            LazyLock::new(|| build(Codebook::Mul1)),
+        ];
+        &TABLES[self as usize]
+    }
+}
+
+/// fp16 0x1EEE.
+pub(crate) const MUL1_SLOPE: f64 = 887.0 / 131_072.0;
+/// fp16 0xC931 plus 1024 slopes.
+pub(crate) const MUL1_OFFSET: f64 = -3.453_125;
+
+fn build(codebook: Codebook) -> Box<[f32; STATES]> {
+    let mut table = Box::new([0.0; STATES]);
+    for (state, value) in table.iter_mut().enumerate() {
+        *value = codebook.value(state as u16).to_f32();
+    }
+    table
+}
