@@ -1,0 +1,86 @@
+//! Developer commands of hallmark: `cargo xtask NAME`.
+
+mod fixtures;
+mod notices;
+mod peer;
+mod process;
+mod python;
+mod recipe;
+mod test;
+mod tokenizer;
+mod tree;
+mod trim;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Developer commands of hallmark", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check the tree, fixtures, notices, format and lints, then run every test (what CI runs)
+    Test {
+        /// Also run what is slow: tests that read HALLMARK_FULL, and the documentation build
+        #[arg(long)]
+        full: bool,
+    },
+    /// Check every committed data file against fixtures/SHA256SUMS
+    Fixtures {
+        /// Write fixtures/SHA256SUMS anew from the files that are there
+        #[arg(long)]
+        write: bool,
+    },
+    /// Copy the golden files from SRC to DST, keeping what tests read
+    TrimFixtures {
+        /// Folder with the whole files (nano/golden/float32.safetensors and so on)
+        src: PathBuf,
+        /// Folder to write to
+        dst: PathBuf,
+    },
+    /// Compare a checkpoint folder with the digests of a weights.json, tensor by tensor
+    Recipe {
+        /// The recipe, for example fixtures/model/nano/weights.json
+        recipe: PathBuf,
+        /// The checkpoint folder
+        folder: PathBuf,
+    },
+    /// Build the released tokenizer.json in the cache folder, unless it is there
+    Tokenizer,
+    /// Measure another implementation beside hallmark on this machine
+    Peer {
+        #[command(subcommand)]
+        peer: peer::Peer,
+    },
+    /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
+    Notices {
+        /// Change nothing; fail when the table is out of date
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Test { full } => test::run(full),
+        Command::Fixtures { write } => fixtures::run(write),
+        Command::TrimFixtures { src, dst } => trim::run(&src, &dst),
+        Command::Recipe { recipe, folder } => recipe::run(&recipe, &folder),
+        Command::Tokenizer => tokenizer::run(),
+        Command::Peer { peer } => peer::run(&peer),
+        Command::Notices { check } => notices::run(check),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
