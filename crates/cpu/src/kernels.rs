@@ -1,0 +1,89 @@
+//! The kernels that each instruction set provides.
+
+use crate::{
+    Isa,
+    order::{Layout, View},
+    portable,
+};
+
+/// 16 floats on a cache line of their own.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub [f32; 16]);
+
+/// A growing buffer of floats that starts on a cache line.
+#[derive(Default)]
+pub(crate) struct Buffer(Vec<Line>);
+
+impl Buffer {
+    /// At least `n` floats, with whatever they held before.
+    pub(crate) fn take(&mut self, n: usize) -> &mut [f32] {
+        let lines = n.div_ceil(16);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0.0; 16]));
+        }
+        // SAFETY: a Line is 16 floats without padding, and the vector holds at least `lines` of them.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast::<f32>(), n) }
+    }
+
+    /// The first `n` floats.
+    pub(crate) fn get(&self, n: usize) -> &[f32] {
+        assert!(n <= self.0.len() * 16, "{n} floats of {}", self.0.len() * 16);
+        // SAFETY: a Line is 16 floats without padding, and the bound was checked.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<f32>(), n) }
+    }
+}
+
+/// Operands of one register tile: `m` activation rows times `n` weight rows over `steps` lines of 16 columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub x: *const f32,
+    /// Floats from one activation row to the next.
+    pub x_stride: usize,
+    pub w: *const f32,
+    /// Floats from one weight row to the next.
+    pub w_stride: usize,
+    pub steps: usize,
+    /// 16 lanes per output, `[m][n]`.
+    pub acc: *mut f32,
+    /// Floats from the lanes of one activation row to those of the next.
+    pub acc_stride: usize,
+    /// Start from zero instead of from `acc`.
+    pub first: bool,
+}
+
+/// See [`Kernels::gemv`].
+pub(crate) type Gemv = unsafe fn(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]);
+
+/// Function table of one instruction set.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernels {
+    /// Activation and weight rows of the largest register tile.
+    pub tile_rows: [usize; 2],
+    /// `order::pack_row`.
+    pub pack: unsafe fn(x: &[f32], layout: Layout, out: &mut [f32]) -> bool,
+    /// `View::decode`.
+    pub decode: unsafe fn(v: &View, r: usize, k0: usize, out: &mut [f32]),
+    /// Adds a tile's products to its lanes: `m`, `n` at most `tile_rows`.
+    pub tile: unsafe fn(t: &Tile, m: usize, n: usize),
+    /// `order::reduce` of `out.len()` outputs.
+    pub reduce: unsafe fn(acc: *const f32, out: &mut [f32]),
+    /// Rows `r..r + out.len()` times one activation row without a detour through memory; every scale of these rows and
+    /// every activation lies in the folding window, and where the form is `Fp8Block32` the rows lie in one block of 32.
+    pub gemv: Option<Gemv>,
+}
+
+impl Kernels {
+    pub(crate) fn of(isa: Isa) -> &'static Kernels {
+        assert!(isa.is_available(), "this machine has no {}", isa.name());
+        match isa {
+            Isa::Portable => &portable::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &crate::avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &crate::avx512::KERNELS,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => unreachable!("not available on this architecture"),
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! The fast CPU kernels: threads and SIMD on weights and caches as stored.
+//!
+//! **Row invariance.** A row's result bits depend on that row and the weight (or on that query and its keys) alone: not
+//! on the number of rows, a row's place, threads or load. The order of every sum is a function of the shape; it is also
+//! the same for every [`Isa`], so that all machines give the same bits.
+//!
+//! - [`Engine`]: linear layers over the stored forms of [`checkpoint::Weight`].
+
+mod isa;
+mod kernels;
+mod linear;
+mod order;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+pub use isa::Isa;
+pub use linear::{Engine, Error, Job};
