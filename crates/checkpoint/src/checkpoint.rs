@@ -9,6 +9,7 @@ use std::{
 
 use crate::{
     Bytes, Config, Dtype, Form, Group, Weight,
+    config::MAX_CONFIG_BYTES,
     error::{Error, Result},
     header,
     source::Source,
@@ -85,7 +86,8 @@ impl Checkpoint {
     }
 
     fn load(source: Source) -> Result<Self> {
-        let config = Config::from_json(&source.text("config.json")?, &source.label("config.json"))?;
+        let config =
+            Config::from_json(&source.text("config.json", MAX_CONFIG_BYTES)?, &source.label("config.json"))?;
         let (names, index) = source.shards()?;
         let mut shards = Vec::with_capacity(names.len());
         let mut tensors = HashMap::new();
@@ -220,6 +222,18 @@ impl Checkpoint {
     /// Stored bytes of one group.
     pub fn group_bytes(&self, group: Group) -> u64 {
         self.tensors.values().filter(|e| e.group == group).map(|e| e.len as u64).sum()
+    }
+
+    /// Tensors and bytes of each shard.
+    pub(crate) fn shard_sums(&self) -> Vec<crate::summary::ShardSum> {
+        let mut counts = vec![0; self.shards.len()];
+        self.tensors.values().for_each(|e| counts[e.shard] += 1);
+        let sum = |(s, tensors): (&Shard, u64)| crate::summary::ShardSum {
+            file: s.name.clone(),
+            tensors,
+            bytes: s.bytes.len() as u64,
+        };
+        self.shards.iter().zip(counts).map(sum).collect()
     }
 
     /// Whether the model has a side file of this name.

@@ -18,7 +18,11 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
 pub(crate) fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
-            Error::invalid(path.display().to_string(), "does not exist")
+            let what = match path.is_symlink() {
+                true => "is a link whose target does not exist; download the model again",
+                false => "does not exist",
+            };
+            Error::invalid(path.display().to_string(), what)
         }
         _ => Error::io(path)(e),
     })

@@ -12,8 +12,8 @@ use crate::{
     index::Index,
 };
 
-/// Largest side file (tokenizer, index) that is read.
-const MAX_SIDE_BYTES: usize = 256 << 20;
+/// Largest index that is read; the released one has 9.5 MB.
+const MAX_INDEX_BYTES: usize = 100_000_000;
 
 /// Which shard file each tensor is in.
 pub(crate) type WeightMap = BTreeMap<String, String>;
@@ -116,10 +116,10 @@ impl Source {
     }
 
     /// The text of a small file.
-    pub(crate) fn text(&self, file: &str) -> Result<String> {
+    pub(crate) fn text(&self, file: &str, limit: usize) -> Result<String> {
         let bytes = self.bytes(file)?;
-        if bytes.len() > MAX_SIDE_BYTES {
-            return Err(Error::invalid(self.label(file), format!("has more than {MAX_SIDE_BYTES} bytes")));
+        if bytes.len() > limit {
+            return Err(Error::invalid(self.label(file), format!("has more than {limit} bytes")));
         }
         let text = std::str::from_utf8(&bytes)
             .map_err(|e| Error::invalid(self.label(file), format!("is not UTF-8: {e}")))?;
@@ -134,7 +134,7 @@ impl Source {
         let has = |name: &str| names.iter().any(|n| n == name);
         if has(INDEX) {
             let label = self.label(INDEX);
-            let map = serde_json::from_str::<Index>(&self.text(INDEX)?)
+            let map = serde_json::from_str::<Index>(&self.text(INDEX, MAX_INDEX_BYTES)?)
                 .map_err(|e| Error::invalid(&label, format!("is not a valid index: {e}")))?
                 .0;
             let mut files: Vec<String> = map.values().cloned().collect();

@@ -14,7 +14,7 @@ use fields::Fields;
 pub use schedule::{LayerPlan, Role};
 
 /// Largest configuration file that is read; the released one has 3,311 bytes.
-const MAX_CONFIG_BYTES: u64 = 4 << 20;
+pub(crate) const MAX_CONFIG_BYTES: usize = 4 << 20;
 
 /// YaRN scaling of the rotary angles of compressed layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -149,7 +149,7 @@ impl Config {
     /// Reads one configuration file.
     pub fn load_file(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let bytes = crate::files::read(path, MAX_CONFIG_BYTES)?;
+        let bytes = crate::files::read(path, MAX_CONFIG_BYTES as u64)?;
         let text =
             std::str::from_utf8(&bytes).map_err(|e| Error::invalid(&name, format!("is not UTF-8: {e}")))?;
         Self::from_json(text, &name)
@@ -157,7 +157,7 @@ impl Config {
 
     /// Parses and checks a nested Hugging Face configuration; `file` is the name that errors carry.
     pub fn from_json(text: &str, file: &str) -> Result<Self> {
-        if text.len() as u64 > MAX_CONFIG_BYTES {
+        if text.len() > MAX_CONFIG_BYTES {
             return Err(Error::invalid(file, format!("has more than {MAX_CONFIG_BYTES} bytes")));
         }
         let tree = crate::json::parse(text).map_err(|what| Error::invalid(file, what))?;
