@@ -1,0 +1,62 @@
+//! KV sources: latents of complete groups, published as main entries and index keys [§2.4, §2.5].
+
+use checkpoint::{Checkpoint, Config};
+use ops::{
+    Backend, Taps,
+    blocks::{CompressorWeights, KeyWeights},
+};
+
+use crate::{
+    Global, Model, Result,
+    load::{Loader, mat, vector},
+};
+
+/// The weights of a KV source.
+pub(crate) struct Source<B: Backend> {
+    compressor: CompressorWeights<B>,
+    keys: KeyWeights<B>,
+}
+
+impl<B: Backend> Source<B> {
+    pub(crate) fn load(b: &B, ckpt: &Checkpoint, prefix: &str, c: &Config, ratio: usize) -> Result<Self> {
+        let at = Loader::new(b, ckpt, prefix);
+        let eps = c.rms_norm_eps;
+        Ok(Self {
+            compressor: CompressorWeights {
+                wkv: mat(&at, "compressor.wkv")?,
+                wgate: if ratio == 2 { Some(mat(&at, "compressor.wgate")?) } else { None },
+                norm: vector(&at, "compressor.norm")?,
+                eps,
+            },
+            keys: KeyWeights { wk: mat(&at, "indexer.wk")?, k_norm: vector(&at, "indexer.k_norm")?, eps },
+        })
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// Publishes the groups that the step completes. Both forms come from the same unrotated latent; the rotation is
+    /// that of the group's first token.
+    pub(crate) fn publish(
+        &self,
+        source: &Source<B>,
+        global: &mut Global<B>,
+        ratio: usize,
+        x: &B::Buf,
+        positions: &[u32],
+        taps: &mut Taps<'_, B::Buf>,
+    ) {
+        let b = self.backend();
+        let Some(latent) = b.compress(x, &source.compressor, &mut global.open) else { return };
+        let first = positions[0] as usize / ratio;
+        let count = b.shape(&latent)[0];
+        let starts: Vec<u32> = (first..first + count).map(|j| (j * ratio) as u32).collect();
+        let table = self.ropes.of(ratio);
+        b.index_keys(&latent, &source.keys, table, &starts, &mut global.keys, first);
+        let rotated = b.rope(&latent, self.config().head_dim, table, &starts, false);
+        b.publish_kv(&mut global.kv, &rotated, first);
+        if taps.enabled() {
+            taps.put("compress_kv", &b.slice_rows(&global.kv, first, count));
+            taps.put("index_k", &b.slice_rows(&global.keys, first, count));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Engram layers: n-gram history, hashes and the gated memory [§2.9].
+
+use checkpoint::{Checkpoint, Config};
+use ops::{
+    Backend, Host, Taps,
+    blocks::EngramWeights,
+    engram::{HashPlan, HistoryToken},
+};
+
+use crate::{
+    Error, Model, Result, Step,
+    layer::Engram,
+    load::{Loader, mat, matrix},
+};
+
+/// The token map and one hash plan an Engram layer.
+pub(crate) struct Hasher {
+    map: Vec<u32>,
+    plans: Vec<HashPlan>,
+    order: usize,
+}
+
+/// The compressed tokens of a step with those before it.
+pub(crate) struct Tokens {
+    all: Vec<HistoryToken>,
+    before: usize,
+}
+
+impl Hasher {
+    /// `map` gives the compressed id of every token.
+    pub(crate) fn new(c: &Config, map: Vec<u32>) -> Result<Self> {
+        if map.len() != c.vocab_size {
+            return Err(Error::TokenMap { got: map.len(), vocab: c.vocab_size });
+        }
+        let pad = map[c.engram.pad_token_id as usize];
+        let plan = |k: usize| HashPlan {
+            multipliers: c.engram_multipliers(k).into_iter().map(|m| m as u64).collect(),
+            primes: c.engram_primes(k),
+            heads: c.engram.n_heads,
+            pad,
+        };
+        let plans = (0..c.engram.layer_ids.len()).map(plan).collect();
+        Ok(Self { map, plans, order: c.engram.max_ngram_size })
+    }
+
+    /// Appends a step's tokens to the history, which keeps what later n-grams can reach.
+    pub(crate) fn push(&self, history: &mut Vec<HistoryToken>, ids: &[u32], image: &[bool]) -> Tokens {
+        let before = history.len();
+        let mut all = history.clone();
+        all.extend(ids.iter().zip(image).map(|(id, image)| (!image).then(|| self.map[*id as usize])));
+        *history = all[all.len().saturating_sub(self.order - 1)..].to_vec();
+        Tokens { all, before }
+    }
+
+    /// Table rows of every token of the step, for Engram layer number `index`.
+    fn rows(&self, index: usize, tokens: &Tokens) -> Vec<u64> {
+        let plan = &self.plans[index];
+        (tokens.before..tokens.all.len()).flat_map(|i| plan.rows(&tokens.all[..=i])).collect()
+    }
+}
+
+pub(crate) fn load<B: Backend>(
+    b: &B,
+    ckpt: &Checkpoint,
+    prefix: &str,
+    c: &Config,
+    index: usize,
+) -> Result<Engram<B>> {
+    let at = Loader::new(b, ckpt, prefix);
+    let weights = EngramWeights {
+        table: ckpt.weight(&format!("{prefix}embed"))?,
+        wkv: mat(&at, "wkv")?,
+        q_weight: matrix(&at, "q_weight")?,
+        k_weight: matrix(&at, "k_weight")?,
+        columns: c.engram_columns(),
+    };
+    Ok(Engram { index, weights })
+}
+
+impl<B: Backend> Model<B> {
+    pub(crate) fn engram(
+        &self,
+        engram: &Engram<B>,
+        streams: &B::Buf,
+        tokens: &Tokens,
+        step: &Step<'_, B>,
+        taps: &mut Taps<'_, B::Buf>,
+    ) -> Result<B::Buf> {
+        let b = self.backend();
+        let rows = self.hasher.rows(engram.index, tokens);
+        if taps.enabled() {
+            let columns = engram.weights.columns;
+            let ids = rows.iter().map(|r| *r as i32).collect();
+            taps.put("engram.hash_ids", &b.upload(&Host::i32(&[rows.len() / columns, columns], ids))?);
+        }
+        let alive: Vec<bool> = step.image.iter().map(|image| !image).collect();
+        Ok(b.engram(streams, &engram.weights, &rows, &alive, taps))
+    }
+}

@@ -1,0 +1,96 @@
+//! Index sources: which entries a query attends, with the two-level filter [§2.5, §2.6].
+
+use checkpoint::{Checkpoint, Config};
+use ops::{
+    Backend, Host, Taps,
+    blocks::{Entries, IndexerWeights},
+};
+
+use crate::{
+    Model, Result, State, Step,
+    load::{Loader, mat},
+};
+
+/// The weights of an index source.
+pub(crate) struct Indexer<B: Backend> {
+    weights: IndexerWeights<B>,
+}
+
+impl<B: Backend> Indexer<B> {
+    pub(crate) fn load(b: &B, ckpt: &Checkpoint, prefix: &str, c: &Config) -> Result<Self> {
+        let at = Loader::new(b, ckpt, prefix);
+        let weights = IndexerWeights {
+            wq_b: mat(&at, "indexer.wq_b")?,
+            weights_proj: mat(&at, "indexer.weights_proj")?,
+            dim: c.index_head_dim,
+        };
+        Ok(Self { weights })
+    }
+}
+
+/// The choices of one step, by index source.
+pub(crate) struct Selection<B: Backend> {
+    chosen: Vec<(usize, B::Buf)>,
+    candidates: Option<B::Buf>,
+}
+
+impl<B: Backend> Default for Selection<B> {
+    fn default() -> Self {
+        Self { chosen: Vec::new(), candidates: None }
+    }
+}
+
+impl<B: Backend> Selection<B> {
+    /// The choice of the index source `layer`.
+    pub(crate) fn of(&self, layer: usize) -> Option<&B::Buf> {
+        self.chosen.iter().find(|(l, _)| *l == layer).map(|(_, topk)| topk)
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// Chooses entries for every query of the step.
+    pub(crate) fn select(
+        &self,
+        indexer: &Indexer<B>,
+        l: usize,
+        x: &B::Buf,
+        latent: &B::Buf,
+        state: &State<B>,
+        step: &mut Step<'_, B>,
+        taps: &mut Taps<'_, B::Buf>,
+    ) -> Result<()> {
+        let (b, c) = (self.backend(), self.config());
+        let plan = c.layer(l);
+        let Some(global) = plan.kv_source.and_then(|s| state.globals[s].as_ref()) else { return Ok(()) };
+        let visible: Vec<u32> = step.positions.iter().map(|p| (p + 1) / plan.ratio as u32).collect();
+        let n = visible.last().map_or(0, |v| *v as usize);
+        if n == 0 {
+            return Ok(());
+        }
+        if n <= c.index_topk && !taps.enabled() {
+            // Every visible entry is chosen and no filter can drop one, so scoring would decide nothing.
+            step.selection.chosen.push((l, b.upload(&everything(&visible, n))?));
+            return Ok(());
+        }
+        let table = self.ropes.of(plan.ratio);
+        let entries = Entries { keys: &global.keys, n, visible: &visible };
+        let mut scores = b.index_query(x, latent, &indexer.weights, table, step.positions, entries);
+        let block = c.candidate_block_size;
+        if plan.candidate_source {
+            let mask = b.candidates(&scores, &visible, block, c.candidate_topk_blocks);
+            taps.put("candidates", &mask);
+            step.selection.candidates = Some(mask);
+        } else if let (true, Some(mask)) = (l > c.candidate_source_layer_id, &step.selection.candidates) {
+            scores = b.mask_scores(&scores, mask, block);
+        }
+        taps.put("index_scores", &scores);
+        step.selection.chosen.push((l, b.topk(&scores, c.index_topk)));
+        Ok(())
+    }
+}
+
+/// The choice of all visible entries, ascending, then -1.
+fn everything(visible: &[u32], n: usize) -> Host {
+    let row = |v: u32| (0..n as i32).map(move |j| if j < v as i32 { j } else { -1 });
+    Host::i32(&[visible.len(), n], visible.iter().flat_map(|v| row(*v)).collect())
+}

@@ -1,0 +1,196 @@
+//! The DeepSeek-V4.1-Flash graph [§0]: one file a part, generic over the backend.
+//!
+//! [`Model`] holds the weights and never changes; everything that outlives a step lives in [`State`]. Images are not
+//! built: [`Input::image`] and [`Input::embeddings`] exist so that the text model's handling of image spans (the other
+//! routing bias, dead n-grams) can be tested against goldens.
+
+mod attention;
+mod compressor;
+mod dspark;
+mod engram;
+mod error;
+mod head;
+mod hyper;
+mod indexer;
+mod layer;
+mod load;
+mod moe;
+mod state;
+
+pub use dspark::{Draft, DraftState};
+pub use error::Error;
+pub use state::{Global, State};
+
+use checkpoint::Config;
+use ops::{Backend, Host, RopeTable, Taps, blocks::HeadWeights};
+
+use crate::{engram::Hasher, indexer::Selection, layer::Layer};
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The weights and constants of a model on a backend.
+pub struct Model<B: Backend> {
+    backend: B,
+    config: Config,
+    embed: B::Mat,
+    layers: Vec<Layer<B>>,
+    head: HeadWeights<B>,
+    ropes: Ropes,
+    hasher: Hasher,
+    draft: Option<dspark::DraftWeights<B>>,
+}
+
+/// The two rotary tables: ratio-0 layers take the plain one.
+struct Ropes {
+    plain: RopeTable,
+    yarn: RopeTable,
+}
+
+impl Ropes {
+    fn of(&self, ratio: usize) -> &RopeTable {
+        if ratio == 0 { &self.plain } else { &self.yarn }
+    }
+}
+
+/// The tokens of one step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Input<'a> {
+    /// Token ids, at least one.
+    pub ids: &'a [u32],
+    /// Rows inside an image span; empty for text.
+    pub image: &'a [bool],
+    /// Rows that replace the embedding of a token, by row.
+    pub embeddings: &'a [(usize, Vec<f32>)],
+}
+
+impl<'a> Input<'a> {
+    /// Text tokens.
+    pub fn text(ids: &'a [u32]) -> Self {
+        Self { ids, ..Self::default() }
+    }
+}
+
+/// Rows of a step whose logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// None: the step fills the caches.
+    None,
+    /// The last row.
+    Last,
+    /// Every row.
+    All,
+}
+
+/// What a step gives.
+pub struct Output<B: Backend> {
+    /// Final hidden state after the norm, `[rows, d]`.
+    pub hidden: B::Buf,
+    /// Logits, `[rows, V]`.
+    pub logits: B::Buf,
+}
+
+/// What the layers of one step share.
+struct Step<'a, B: Backend> {
+    positions: &'a [u32],
+    image: &'a [bool],
+    selection: Selection<B>,
+}
+
+impl<B: Backend> Model<B> {
+    /// The backend.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Whether the checkpoint has the DSpark draft stages.
+    pub fn has_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    /// Runs all layers on `input` at the state's position and moves the state behind it.
+    ///
+    /// # Errors
+    /// A token id outside the vocabulary, a step that does not fit the state's context (the state is unchanged), or a
+    /// device failure (the state is then unusable).
+    pub fn forward(
+        &self,
+        state: &mut State<B>,
+        input: Input<'_>,
+        rows: Rows,
+        taps: &mut Taps<'_, B::Buf>,
+    ) -> Result<Option<Output<B>>> {
+        self.check(state, input)?;
+        let b = &self.backend;
+        let t = input.ids.len();
+        let start = state.len;
+        let positions: Vec<u32> = (start..start + t).map(|p| p as u32).collect();
+        let image = if input.image.is_empty() { vec![false; t] } else { input.image.to_vec() };
+        let tokens = self.hasher.push(&mut state.history, input.ids, &image);
+        let mut streams = b.replicate(&self.embedded(input)?, self.config.hc_mult);
+        let one = [1.0, 0.0, 0.0, 0.0].repeat(t);
+        let mut pre = b.upload(&Host::f32(&[t, 4], one))?;
+        let mut step = Step { positions: &positions, image: &image, selection: Selection::default() };
+        let mut features = Vec::new();
+        for (l, layer) in self.layers.iter().enumerate() {
+            taps.set_prefix(format!("layers.{l}."));
+            if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
+                features.push(b.stream_mean(&streams));
+            }
+            if let Some(engram) = &layer.engram {
+                streams = self.engram(engram, &streams, &tokens, &step, taps)?;
+            }
+            (streams, pre) = self.layer(layer, l, streams, pre, state, &mut step, taps)?;
+            taps.put("streams", &streams);
+            taps.put("pre_mix", &pre);
+        }
+        taps.set_prefix(String::new());
+        state.len += t;
+        if let (Some(draft), Some(ring)) = (&self.draft, &mut state.draft) {
+            self.seed_draft(draft, ring, &features, &positions);
+        }
+        let (first, count) = match rows {
+            Rows::None => return Ok(None),
+            Rows::Last => (t - 1, 1),
+            Rows::All => (0, t),
+        };
+        let cut = |x: &B::Buf| if count == t { x.clone() } else { b.slice_rows(x, first, count) };
+        let (hidden, logits) = b.head(&cut(&streams), &cut(&pre), &self.head);
+        taps.put("final_hidden", &hidden);
+        taps.put("logits", &logits);
+        Ok(Some(Output { hidden, logits }))
+    }
+
+    fn check(&self, state: &State<B>, input: Input<'_>) -> Result<()> {
+        let vocab = self.config.vocab_size;
+        if let Some(id) = input.ids.iter().find(|id| **id as usize >= vocab) {
+            return Err(Error::Token { id: *id, vocab });
+        }
+        let need = state.len + input.ids.len();
+        if need > state.context {
+            return Err(Error::Context { need, context: state.context });
+        }
+        assert!(!input.ids.is_empty(), "a step has at least one token");
+        assert!(input.image.is_empty() || input.image.len() == input.ids.len(), "one image flag a token");
+        Ok(())
+    }
+
+    fn embedded(&self, input: Input<'_>) -> Result<B::Buf> {
+        let x = self.backend.embed(&self.embed, input.ids);
+        if input.embeddings.is_empty() {
+            return Ok(x);
+        }
+        let host = self.backend.read(&x)?;
+        let mut values = host.as_f32().to_vec();
+        let d = host.width();
+        for (row, embedding) in input.embeddings {
+            values[row * d..][..d].copy_from_slice(embedding);
+        }
+        Ok(self.backend.upload(&Host::f32(host.shape(), values))?)
+    }
+}

@@ -1,0 +1,96 @@
+//! From a checkpoint to weights on a backend.
+
+use checkpoint::{Checkpoint, Role};
+use ops::{Backend, Host, RopeTable, rope::Yarn};
+
+use crate::{
+    Model, Result, Ropes, attention, compressor::Source, dspark, engram, engram::Hasher, head, hyper,
+    indexer::Indexer, layer::Layer, moe,
+};
+
+/// Reads weights whose names share a prefix.
+pub(crate) struct Loader<'a, B: Backend> {
+    backend: &'a B,
+    ckpt: &'a Checkpoint,
+    prefix: &'a str,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    pub(crate) fn new(backend: &'a B, ckpt: &'a Checkpoint, prefix: &'a str) -> Self {
+        Self { backend, ckpt, prefix }
+    }
+}
+
+/// A weight in its stored form.
+pub(crate) fn mat<B: Backend>(at: &Loader<'_, B>, name: &str) -> Result<B::Mat> {
+    Ok(at.backend.load(&at.ckpt.weight(&format!("{}{name}", at.prefix))?)?)
+}
+
+/// A small weight as values, one row.
+pub(crate) fn vector<B: Backend>(at: &Loader<'_, B>, name: &str) -> Result<B::Buf> {
+    let w = at.ckpt.weight(&format!("{}{name}", at.prefix))?;
+    Ok(at.backend.upload(&Host::f32(&[w.rows() * w.cols()], w.to_f32()))?)
+}
+
+/// A small weight as values, its rows kept.
+pub(crate) fn matrix<B: Backend>(at: &Loader<'_, B>, name: &str) -> Result<B::Buf> {
+    let w = at.ckpt.weight(&format!("{}{name}", at.prefix))?;
+    Ok(at.backend.upload(&Host::f32(&[w.rows(), w.cols()], w.to_f32()))?)
+}
+
+impl<B: Backend> Model<B> {
+    /// Prepares every weight of `ckpt` on `backend`; `token_map` gives the Engram id of every token.
+    ///
+    /// # Errors
+    /// What the checkpoint or the device reports, or a map of the wrong size.
+    pub fn load(backend: B, ckpt: &Checkpoint, token_map: Vec<u32>) -> Result<Self> {
+        let c = ckpt.config().clone();
+        let b = &backend;
+        let mut layers = Vec::with_capacity(c.num_hidden_layers);
+        for l in 0..c.num_hidden_layers {
+            let plan = c.layer(l);
+            let prefix = format!("layers.{l}.");
+            let attn = format!("{prefix}attn.");
+            let engram = match plan.engram {
+                Some(index) => Some(engram::load(b, ckpt, &format!("{prefix}engram."), &c, index)?),
+                None => None,
+            };
+            layers.push(Layer {
+                engram,
+                attn_in: hyper::load(b, ckpt, &prefix, "attn", &c)?,
+                attention: attention::load(b, ckpt, &attn, &c)?,
+                source: match plan.role {
+                    Role::Full => Some(Source::load(b, ckpt, &attn, &c, plan.ratio)?),
+                    _ => None,
+                },
+                indexer: match plan.role {
+                    Role::Full | Role::Reindex => Some(Indexer::load(b, ckpt, &attn, &c)?),
+                    _ => None,
+                },
+                ffn_in: hyper::load(b, ckpt, &prefix, "ffn", &c)?,
+                moe: moe::load(
+                    b,
+                    ckpt,
+                    &format!("{prefix}ffn."),
+                    &c,
+                    c.n_routed_experts,
+                    c.num_experts_per_tok,
+                )?,
+            });
+        }
+        let yarn = Yarn {
+            factor: c.yarn.factor,
+            beta_fast: c.yarn.beta_fast,
+            beta_slow: c.yarn.beta_slow,
+            original: c.yarn.original_max_position_embeddings,
+        };
+        let ropes = Ropes {
+            plain: RopeTable::plain(c.rope_theta, c.qk_rope_head_dim),
+            yarn: RopeTable::yarn(c.compress_rope_theta, c.qk_rope_head_dim, yarn),
+        };
+        let draft = if ckpt.has_dspark() { Some(dspark::load(b, ckpt, &c)?) } else { None };
+        let (embed, head) = (mat(&Loader::new(b, ckpt, ""), "embed")?, head::load(b, ckpt, &c)?);
+        let hasher = Hasher::new(&c, token_map)?;
+        Ok(Self { embed, layers, head, ropes, hasher, draft, config: c, backend })
+    }
+}

@@ -1,0 +1,120 @@
+//! Golden files, the tiny models, and comparison of rows.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use checkpoint::Checkpoint;
+use model::{Input, Model, Rows, State};
+use ops::{Backend, Host, Taps};
+use safetensors::{Dtype, SafeTensors};
+use text::{EngramMap, Tokenizer};
+
+/// The repository's root.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A golden file, read as a whole.
+pub struct Golden {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    pub fn open(path: &str) -> Self {
+        let file = root().join("fixtures/model").join(path);
+        let bytes = fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        Self { name: path.to_owned(), bytes }
+    }
+
+    fn tensors(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.bytes).unwrap()
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.tensors().names().into_iter().map(|n| n.to_string()).collect();
+        names.sort();
+        names
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors().tensor(name).is_ok()
+    }
+
+    pub fn get(&self, name: &str) -> Host {
+        let tensors = self.tensors();
+        let t = tensors.tensor(name).unwrap_or_else(|e| panic!("{}: {name}: {e}", self.name));
+        let words = || t.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+        match t.dtype() {
+            Dtype::F32 => Host::f32(t.shape(), words().map(f32::from_le_bytes).collect()),
+            Dtype::I32 => Host::i32(t.shape(), words().map(i32::from_le_bytes).collect()),
+            Dtype::U8 => Host::u8(t.shape(), t.data().to_vec()),
+            Dtype::BF16 => {
+                let values = t.data().chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+                Host::f32(t.shape(), values.map(numerics::bf16::from_bits).collect())
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    pub fn tokens(&self, group: &str) -> Vec<u32> {
+        self.get(&format!("{group}/tokens")).as_i32().iter().map(|t| *t as u32).collect()
+    }
+
+    /// Groups `promptN`, by N.
+    pub fn prompts(&self) -> Vec<String> {
+        let mut n: Vec<usize> = self
+            .names()
+            .iter()
+            .filter_map(|n| n.strip_suffix("/tokens")?.strip_prefix("prompt")?.parse().ok())
+            .collect();
+        n.sort_unstable();
+        n.into_iter().map(|n| format!("prompt{n}")).collect()
+    }
+}
+
+/// The checkpoint of a tiny model, and the model on `backend`.
+pub fn load<B: Backend>(name: &str, backend: B) -> Model<B> {
+    let dir = if name == "demo" { root().join("models/demo") } else { checkpoint::generate::cached(name).unwrap() };
+    let ckpt = Checkpoint::open(&dir).unwrap();
+    let tokenizer = Tokenizer::from_bytes(&ckpt.file("tokenizer.json").unwrap(), "tokenizer.json").unwrap();
+    let map = EngramMap::checked(&tokenizer, ckpt.config().engram.compressed_vocab_size).unwrap();
+    Model::load(backend, &ckpt, map.classes).unwrap()
+}
+
+/// Logits of every token, fed in chunks of at most `chunk`.
+pub fn logits<B: Backend>(model: &Model<B>, ids: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+    let mut state = model.new_state(ids.len()).unwrap();
+    ids.chunks(chunk).flat_map(|c| step(model, &mut state, Input::text(c))).collect()
+}
+
+/// Logits of every row of one step.
+pub fn step<B: Backend>(model: &Model<B>, state: &mut State<B>, input: Input<'_>) -> Vec<Vec<f32>> {
+    let out = model.forward(state, input, Rows::All, &mut Taps::off()).unwrap().unwrap();
+    let host = model.backend().read(&out.logits).unwrap();
+    (0..host.rows()).map(|r| host.row(r).to_vec()).collect()
+}
+
+/// Every intermediate of one step on an empty state, by name.
+pub fn trace<B: Backend>(model: &Model<B>, input: Input<'_>) -> BTreeMap<String, Host> {
+    let mut found = BTreeMap::new();
+    let mut sink = |name: &str, value: &B::Buf| {
+        found.insert(name.to_owned(), model.backend().read(value).unwrap());
+    };
+    let mut state = model.new_state(input.ids.len()).unwrap();
+    model.forward(&mut state, input, Rows::All, &mut Taps::new(&mut sink)).unwrap();
+    found
+}
+
+/// NRMS of each row.
+pub fn row_nrms(got: &[Vec<f32>], want: &Host) -> Vec<f64> {
+    assert_eq!(got.len(), want.rows());
+    got.iter().enumerate().map(|(r, g)| ops::registry::nrms(g, want.row(r))).collect()
+}
+
+/// The median of an unsorted list.
+pub fn median(values: &[f64]) -> f64 {
+    let mut v = values.to_vec();
+    v.sort_by(f64::total_cmp);
+    v[v.len() / 2]
+}
