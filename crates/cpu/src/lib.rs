@@ -6,6 +6,9 @@
 //!
 //! - [`Engine`]: linear layers over the stored forms of [`checkpoint::Weight`].
 
+pub mod bench;
+
+mod backend;
 mod isa;
 mod kernels;
 mod linear;
@@ -17,5 +20,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+pub use backend::Cpu;
 pub use isa::Isa;
 pub use linear::{Engine, Error, Job};

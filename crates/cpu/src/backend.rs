@@ -1,0 +1,458 @@
+//! The operators on the CPU: the fast kernels where time goes, the scalar reference's rows on all threads elsewhere.
+//!
+//! `native` is the arithmetic of `exact`: single precision without activation quantisation. Its departure from
+//! `source` is the absence of the intermediate bf16 and fp8 roundings.
+
+use checkpoint::Weight;
+use ops::{
+    Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, Reference, RopeTable, Routing,
+    Window, attention, cache, dspark, engram, hyper,
+    hyper::{MIX, MixConstants},
+    indexer, linear, moe, norm, pool, rope,
+};
+
+use crate::{Engine, Error, Isa, Job};
+
+/// Work (multiply-adds or the like) under which a second thread costs more than it brings.
+const PARALLEL: usize = 1 << 15;
+
+/// The CPU backend.
+pub struct Cpu {
+    mode: Mode,
+    engine: Engine,
+    /// Computes what is a copy or a choice.
+    plain: Reference,
+}
+
+impl Cpu {
+    /// A backend with `threads` threads (all cores) and the instruction set `isa` (the best).
+    ///
+    /// # Errors
+    /// An instruction set that the machine lacks.
+    pub fn new(mode: Mode, threads: Option<usize>, isa: Option<Isa>) -> Result<Self, Error> {
+        let plain = Reference::new(if mode == Mode::Source { Mode::Source } else { Mode::Exact });
+        Ok(Self { mode, engine: Engine::new(threads, isa)?, plain })
+    }
+
+    /// The kernels' threads and instruction set.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Applies `f(row, x, out)` to every row; `work` is the cost of a row.
+    fn map(
+        &self,
+        x: &Host,
+        shape: &[usize],
+        work: usize,
+        f: impl Fn(usize, &[f32], &mut [f32]) + Sync + Send,
+    ) -> Host {
+        let width: usize = shape.iter().product();
+        let mut out = vec![0.0; x.rows() * width];
+        self.rows(&mut out, width, work, |t, o| f(t, x.row(t), o));
+        Host::f32(&[&[x.rows()], shape].concat(), out)
+    }
+
+    /// Calls `f(row, out)` for every run of `width`, on all threads if there is enough work.
+    fn rows<T: Send>(
+        &self,
+        out: &mut [T],
+        width: usize,
+        work: usize,
+        f: impl Fn(usize, &mut [T]) + Sync + Send,
+    ) {
+        if out.len() / width.max(1) * work < PARALLEL {
+            out.chunks_mut(width).enumerate().for_each(|(t, o)| f(t, o));
+        } else {
+            self.engine.par_chunks(out, width, f);
+        }
+    }
+
+    /// The activations as the product takes them, quantised on all threads.
+    fn activations(&self, io: Io, x: &Host) -> Host {
+        if self.mode != Mode::Source || io != Io::Fp8 {
+            return x.clone();
+        }
+        self.map(x, &x.shape()[1..], 4 * x.width(), |_, x, a| {
+            a.copy_from_slice(&linear::activations(Mode::Source, Io::Fp8, x, x.len()));
+        })
+    }
+
+    fn product(&self, weight: &Weight, io: Io, a: &Host) -> Vec<f32> {
+        let mut y = vec![0.0; a.rows() * weight.rows()];
+        self.engine.linear(weight, a.as_f32(), a.rows(), &mut y);
+        linear::round_outputs(self.mode, io, &mut y);
+        y
+    }
+
+    /// Gate, up, activation and down of several experts, each on its own rows of `a` (quantised as the products take
+    /// them) with its own weights; returns each expert's rows.
+    fn experts(&self, a: &[Host], parts: &[[&Weight; 3]], weights: &[Vec<f32>], limit: f32) -> Vec<Host> {
+        let inter = |p: &[&Weight; 3]| p[0].rows();
+        let mut gate: Vec<Vec<f32>> =
+            a.iter().zip(parts).map(|(a, p)| vec![0.0; a.rows() * inter(p)]).collect();
+        let mut up = gate.clone();
+        let mut jobs = Vec::with_capacity(2 * parts.len());
+        for ((a, p), (g, u)) in a.iter().zip(parts).zip(gate.iter_mut().zip(&mut up)) {
+            jobs.push(Job { weight: p[0], x: a.as_f32(), rows: a.rows(), y: g });
+            jobs.push(Job { weight: p[1], x: a.as_f32(), rows: a.rows(), y: u });
+        }
+        self.engine.run(&mut jobs);
+        let hidden: Vec<Host> = (0..parts.len())
+            .map(|e| {
+                linear::round_outputs(self.mode, Io::Fp8, &mut gate[e]);
+                linear::round_outputs(self.mode, Io::Fp8, &mut up[e]);
+                let n = inter(&parts[e]);
+                let mut h = vec![0.0; gate[e].len()];
+                self.rows(&mut h, n, 16 * n, |r, h| {
+                    let range = r * n..(r + 1) * n;
+                    moe::swiglu(self.mode, &gate[e][range.clone()], &up[e][range], limit, weights[e][r], h);
+                });
+                self.activations(Io::Fp8, &Host::f32(&[a[e].rows(), n], h))
+            })
+            .collect();
+        let mut out: Vec<Vec<f32>> =
+            hidden.iter().zip(parts).map(|(h, p)| vec![0.0; h.rows() * p[2].rows()]).collect();
+        let mut jobs: Vec<Job> = hidden
+            .iter()
+            .zip(parts)
+            .zip(&mut out)
+            .map(|((h, p), y)| Job { weight: p[2], x: h.as_f32(), rows: h.rows(), y })
+            .collect();
+        self.engine.run(&mut jobs);
+        out.into_iter()
+            .zip(&hidden)
+            .map(|(mut y, h)| {
+                linear::round_outputs(self.mode, Io::Fp8, &mut y);
+                let width = y.len() / h.rows();
+                Host::f32(&[h.rows(), width], y)
+            })
+            .collect()
+    }
+}
+
+impl Backend for Cpu {
+    type Buf = Host;
+    type Mat = Weight;
+    type Experts = Vec<ExpertWeights>;
+
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    fn upload(&self, host: &Host) -> Result<Host, DeviceError> {
+        Ok(host.clone())
+    }
+
+    fn read(&self, buf: &Host) -> Result<Host, DeviceError> {
+        Ok(buf.clone())
+    }
+
+    fn shape(&self, buf: &Host) -> Vec<usize> {
+        buf.shape().to_vec()
+    }
+
+    fn cache(&self, rows: usize, width: usize) -> Result<Host, DeviceError> {
+        self.plain.cache(rows, width)
+    }
+
+    fn load(&self, weight: &Weight) -> Result<Weight, DeviceError> {
+        Ok(weight.clone())
+    }
+
+    fn load_experts(&self, experts: Vec<ExpertWeights>) -> Result<Vec<ExpertWeights>, DeviceError> {
+        Ok(experts)
+    }
+
+    fn concat_rows(&self, a: &Host, b: &Host) -> Host {
+        a.concat_rows(b)
+    }
+
+    fn slice_rows(&self, x: &Host, start: usize, count: usize) -> Host {
+        x.slice_rows(start, count)
+    }
+
+    fn reshape(&self, x: &Host, shape: &[usize]) -> Host {
+        x.reshaped(shape)
+    }
+
+    fn embed(&self, table: &Weight, ids: &[u32]) -> Host {
+        self.plain.embed(table, ids)
+    }
+
+    fn replicate(&self, x: &Host, streams: usize) -> Host {
+        self.plain.replicate(x, streams)
+    }
+
+    fn rmsnorm(&self, x: &Host, weight: &Host, eps: f32) -> Host {
+        self.map(x, &x.shape()[1..], 2 * x.width(), |_, x, y| {
+            norm::rmsnorm_row(self.mode, x, weight.as_f32(), eps, y);
+        })
+    }
+
+    fn linear(&self, x: &Host, weight: &Weight, io: Io) -> Host {
+        let a = self.activations(io, x);
+        Host::f32(&[x.rows(), weight.rows()], self.product(weight, io, &a))
+    }
+
+    fn grouped_linear(&self, x: &Host, weight: &Weight, groups: usize) -> Host {
+        let (rows, k, per) = (x.rows(), weight.cols(), weight.rows() / groups);
+        let parts: Vec<Weight> = (0..groups).map(|g| weight.rows_slice(g * per, per)).collect();
+        let inputs: Vec<Vec<f32>> = (0..groups)
+            .map(|g| (0..rows).flat_map(|t| x.row(t)[g * k..][..k].iter().copied()).collect())
+            .collect();
+        let mut outputs = vec![vec![0.0; rows * per]; groups];
+        let mut jobs: Vec<Job> = parts
+            .iter()
+            .zip(&inputs)
+            .zip(&mut outputs)
+            .map(|((weight, x), y)| Job { weight, x, rows, y })
+            .collect();
+        self.engine.run(&mut jobs);
+        let mut z = Vec::with_capacity(rows * weight.rows());
+        for t in 0..rows {
+            outputs.iter().for_each(|y| z.extend_from_slice(&y[t * per..][..per]));
+        }
+        linear::round_outputs(self.mode, Io::Bf16, &mut z);
+        Host::f32(&[rows, weight.rows()], z)
+    }
+
+    fn argmax(&self, logits: &Host) -> Host {
+        self.plain.argmax(logits)
+    }
+
+    fn rope(&self, x: &Host, head_dim: usize, table: &RopeTable, positions: &[u32], inverse: bool) -> Host {
+        self.map(x, &x.shape()[1..], 4 * x.width(), |t, x, y| {
+            y.copy_from_slice(x);
+            rope::rope_row(self.mode, y, head_dim, table, positions[t], inverse);
+        })
+    }
+
+    fn store_window(&self, kv: &Host) -> Host {
+        cache::store_window(kv)
+    }
+
+    fn ring_write(&self, ring: &mut Host, codes: &Host, positions: &[u32]) {
+        self.plain.ring_write(ring, codes, positions);
+    }
+
+    fn publish_kv(&self, cache: &mut Host, latent: &Host, first: usize) {
+        self.plain.publish_kv(cache, latent, first);
+    }
+
+    fn publish_key(&self, cache: &mut Host, key: &Host, first: usize) {
+        self.plain.publish_key(cache, key, first);
+    }
+
+    fn quantise_index_query(&self, q: &Host) -> Host {
+        self.map(q, &q.shape()[1..], 8 * q.width(), |_, q, out| {
+            out.copy_from_slice(q);
+            numerics::quantise::qdq_fp4(out);
+        })
+    }
+
+    fn pool_pairs(&self, kv: &Host, score: &Host) -> Host {
+        let d = kv.shape()[2];
+        self.map(kv, &[d], 32 * d, |t, kv, out| pool::pool_pair(self.mode, kv, score.row(t), out))
+    }
+
+    fn index_scores(&self, q: &Host, w: &Host, cache: &Host, n: usize, visible: &[u32]) -> Host {
+        let (heads, d) = (w.width(), q.width() / w.width());
+        let factor = ((heads * d) as f64).powf(-0.5) as f32;
+        let mut keys = vec![0.0; n * d];
+        self.rows(&mut keys, d, d, |j, k| numerics::quantise::load_fp4(cache.code_row(j), k));
+        self.map(q, &[n], n * q.width(), |t, q, out| {
+            indexer::index_scores_row(self.mode, q, w.row(t), factor, &keys, visible[t] as usize, out);
+        })
+    }
+
+    fn candidates(&self, scores: &Host, visible: &[u32], block: usize, keep: usize) -> Host {
+        let blocks = scores.width().div_ceil(block);
+        let mut mask = vec![0; scores.rows() * blocks];
+        self.rows(&mut mask, blocks, 4 * scores.width(), |t, m| {
+            indexer::candidates_row(scores.row(t), visible[t] as usize, block, keep, m);
+        });
+        Host::u8(&[scores.rows(), blocks], mask)
+    }
+
+    fn mask_scores(&self, scores: &Host, mask: &Host, block: usize) -> Host {
+        self.plain.mask_scores(scores, mask, block)
+    }
+
+    fn topk(&self, scores: &Host, k: usize) -> Host {
+        let k = k.min(scores.width());
+        let mut index = vec![-1; scores.rows() * k];
+        self.rows(&mut index, k, 8 * scores.width(), |t, out| indexer::topk_row(scores.row(t), out));
+        Host::i32(&[scores.rows(), k], index)
+    }
+
+    fn sparse_attention(
+        &self,
+        q: &Host,
+        window: &Window<'_, Host>,
+        compressed: Option<&Compressed<'_, Host>>,
+        sinks: &Host,
+        positions: &[u32],
+    ) -> Host {
+        let sinks = sinks.as_f32();
+        let dim = q.width() / sinks.len();
+        let columns = window.size + compressed.map_or(0, |c| c.topk.width());
+        self.map(q, &q.shape()[1..], columns * q.width(), |t, q, out| {
+            let (panel, valid) = attention::gather_slots(window, compressed, t, positions[t], dim);
+            attention::attend(self.mode, q, dim, &panel, &valid, sinks, out);
+        })
+    }
+
+    fn router(
+        &self,
+        logits: &Host,
+        bias: &Host,
+        image: Option<(&Host, &[bool])>,
+        k: usize,
+        scale: f32,
+    ) -> Routing<Host> {
+        self.plain.router(logits, bias, image, k, scale)
+    }
+
+    fn routed_experts(
+        &self,
+        x: &Host,
+        routing: &Routing<Host>,
+        experts: &Vec<ExpertWeights>,
+        limit: f32,
+    ) -> Host {
+        let (k, d) = (routing.experts.width(), x.width());
+        // Rows by expert, ascending, so that a token's experts add up in that order.
+        let mut by_expert: Vec<Vec<(usize, f32)>> = vec![Vec::new(); experts.len()];
+        for (i, (e, w)) in routing.experts.as_i32().iter().zip(routing.weights.as_f32()).enumerate() {
+            by_expert[*e as usize].push((i / k, *w));
+        }
+        let used: Vec<usize> = (0..experts.len()).filter(|e| !by_expert[*e].is_empty()).collect();
+        let a = self.activations(Io::Fp8, x);
+        let inputs: Vec<Host> = used
+            .iter()
+            .map(|e| {
+                let rows = by_expert[*e].iter().flat_map(|(t, _)| a.row(*t).iter().copied()).collect();
+                Host::f32(&[by_expert[*e].len(), d], rows)
+            })
+            .collect();
+        let parts: Vec<[&Weight; 3]> =
+            used.iter().map(|e| [&experts[*e].gate, &experts[*e].up, &experts[*e].down]).collect();
+        let weights: Vec<Vec<f32>> =
+            used.iter().map(|e| by_expert[*e].iter().map(|(_, w)| *w).collect()).collect();
+        let outputs = self.experts(&inputs, &parts, &weights, limit);
+        let mut acc = vec![0.0f32; x.rows() * d];
+        for (e, y) in used.iter().zip(&outputs) {
+            for (r, (t, _)) in by_expert[*e].iter().enumerate() {
+                acc[t * d..][..d].iter_mut().zip(y.row(r)).for_each(|(a, y)| *a += y);
+            }
+        }
+        Host::f32(x.shape(), acc)
+    }
+
+    fn shared_expert(&self, x: &Host, weights: [&Weight; 3], limit: f32) -> Host {
+        let a = self.activations(Io::Fp8, x);
+        self.experts(&[a], &[weights], &[vec![1.0; x.rows()]], limit).remove(0)
+    }
+
+    fn moe_sum(&self, routed: &Host, shared: &Host) -> Host {
+        self.plain.moe_sum(routed, shared)
+    }
+
+    fn hc_mix(
+        &self,
+        streams: &Host,
+        fun: &Weight,
+        scale: &Host,
+        base: &Host,
+        constants: MixConstants,
+    ) -> Mix<Host> {
+        let rows = streams.rows();
+        let projections = self.product(fun, Io::F32, streams);
+        let (mut pre, mut post, mut comb) = (vec![0.0; rows * 4], vec![0.0; rows * 4], vec![0.0; rows * 16]);
+        let mut all = vec![0.0; rows * MIX];
+        self.rows(&mut all, MIX, 2 * streams.width() + 2000, |t, out| {
+            let (pre, rest) = out.split_at_mut(4);
+            let (post, comb) = rest.split_at_mut(4);
+            let mean = norm::mean_square(streams.row(t));
+            let (scale, base) = (scale.as_f32(), base.as_f32());
+            hyper::mix_row(&projections[t * MIX..][..MIX], mean, scale, base, constants, pre, post, comb);
+        });
+        for (t, row) in all.chunks(MIX).enumerate() {
+            pre[t * 4..][..4].copy_from_slice(&row[..4]);
+            post[t * 4..][..4].copy_from_slice(&row[4..8]);
+            comb[t * 16..][..16].copy_from_slice(&row[8..]);
+        }
+        Mix {
+            pre: Host::f32(&[rows, 4], pre),
+            post: Host::f32(&[rows, 4], post),
+            comb: Host::f32(&[rows, 4, 4], comb),
+        }
+    }
+
+    fn hc_collapse(&self, streams: &Host, pre: &Host) -> Host {
+        let d = streams.shape()[2];
+        self.map(streams, &[d], 4 * d, |t, x, out| hyper::collapse_row(self.mode, x, pre.row(t), out))
+    }
+
+    fn hc_expand(&self, streams: &Host, y: &Host, mix: &Mix<Host>) -> Host {
+        self.map(streams, &streams.shape()[1..], 5 * streams.width(), |t, x, out| {
+            hyper::expand_row(self.mode, x, y.row(t), mix.post.row(t), mix.comb.row(t), out);
+        })
+    }
+
+    fn engram_rows(&self, table: &Weight, rows: &[u64], columns: usize) -> Host {
+        engram::engram_rows(table, rows, columns)
+    }
+
+    fn engram_gate(
+        &self,
+        streams: &Host,
+        kv: &Host,
+        q_weight: &Host,
+        k_weight: &Host,
+        alive: &[bool],
+    ) -> (Host, Host) {
+        // The gates ride behind the streams, so that one pass writes both.
+        let (n, width) = (streams.shape()[1], streams.width());
+        let mut out = vec![0.0; streams.rows() * (width + n)];
+        let (q, k) = (q_weight.as_f32(), k_weight.as_f32());
+        self.rows(&mut out, width + n, 8 * width, |t, out| {
+            let (x, gate) = out.split_at_mut(width);
+            engram::engram_gate_row(self.mode, streams.row(t), kv.row(t), q, k, alive[t], gate, x);
+        });
+        let part = |range: std::ops::Range<usize>| -> Vec<f32> {
+            out.chunks(width + n).flat_map(|row| row[range.clone()].iter().copied()).collect()
+        };
+        (Host::f32(streams.shape(), part(0..width)), Host::f32(&[streams.rows(), n], part(width..width + n)))
+    }
+
+    fn stream_mean(&self, streams: &Host) -> Host {
+        let d = streams.shape()[2];
+        self.map(streams, &[d], 4 * d, |_, x, out| dspark::stream_mean_row(self.mode, x, out))
+    }
+
+    fn draft_attention(
+        &self,
+        q: &Host,
+        ring: &Host,
+        window: usize,
+        block: &Host,
+        sinks: &Host,
+        position: u32,
+    ) -> Host {
+        self.plain.draft_attention(q, ring, window, block, sinks, position)
+    }
+
+    fn markov_bias(&self, base: &Host, bias: &Host) -> Host {
+        self.plain.markov_bias(base, bias)
+    }
+
+    fn concat_cols(&self, parts: &[&Host]) -> Host {
+        dspark::concat_cols(parts)
+    }
+}
