@@ -45,6 +45,19 @@ impl Prompt {
         self.special.extend(other.special.iter().map(|r| r.start + offset..r.end + offset));
     }
 
+    /// The part from byte `at`, which must be a character border outside special tokens.
+    pub(crate) fn suffix(&self, at: usize) -> Self {
+        Self {
+            text: self.text[at..].to_owned(),
+            special: self
+                .special
+                .iter()
+                .filter(|r| r.start >= at)
+                .map(|r| r.start - at..r.end - at)
+                .collect(),
+        }
+    }
+
     /// The whole text.
     pub fn text(&self) -> &str {
         &self.text
