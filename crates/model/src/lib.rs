@@ -139,11 +139,12 @@ impl<B: Backend> Model<B> {
         let mut features = Vec::new();
         for (l, layer) in self.layers.iter().enumerate() {
             taps.set_prefix(format!("layers.{l}."));
-            if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
-                features.push(b.stream_mean(&streams));
-            }
             if let Some(engram) = &layer.engram {
                 streams = self.engram(engram, &streams, &tokens, &step, taps)?;
+            }
+            // The input of the block: where a target layer has Engram, its memory is in already.
+            if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
+                features.push(b.stream_mean(&streams));
             }
             (streams, pre) = self.layer(layer, l, streams, pre, state, &mut step, taps)?;
             taps.put("streams", &streams);

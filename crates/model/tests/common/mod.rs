@@ -73,13 +73,39 @@ impl Golden {
     }
 }
 
-/// The checkpoint of a tiny model, and the model on `backend`.
+/// The folder of a test model or of the demo.
+pub fn folder(name: &str) -> PathBuf {
+    if name == "demo" { root().join("models/demo") } else { checkpoint::generate::cached(name).unwrap() }
+}
+
+/// A model on `backend`.
 pub fn load<B: Backend>(name: &str, backend: B) -> Model<B> {
-    let dir = if name == "demo" { root().join("models/demo") } else { checkpoint::generate::cached(name).unwrap() };
-    let ckpt = Checkpoint::open(&dir).unwrap();
+    from_checkpoint(&Checkpoint::open(&folder(name)).unwrap(), backend)
+}
+
+fn from_checkpoint<B: Backend>(ckpt: &Checkpoint, backend: B) -> Model<B> {
     let tokenizer = Tokenizer::from_bytes(&ckpt.file("tokenizer.json").unwrap(), "tokenizer.json").unwrap();
     let map = EngramMap::checked(&tokenizer, ckpt.config().engram.compressed_vocab_size).unwrap();
-    Model::load(backend, &ckpt, map.classes).unwrap()
+    Model::load(backend, ckpt, map.classes).unwrap()
+}
+
+/// A test model whose selections keep everything: `index_topk` and `candidate_topk_blocks` of 4096.
+pub fn load_dense<B: Backend>(name: &str, backend: B) -> Model<B> {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(folder(name)).unwrap() {
+        let from = entry.unwrap().path();
+        let to = dir.path().join(from.file_name().unwrap());
+        if to.file_name().unwrap() == "config.json" {
+            let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&from).unwrap()).unwrap();
+            for field in ["index_topk", "candidate_topk_blocks"] {
+                config["text_config"][field] = 4096.into();
+            }
+            fs::write(to, config.to_string()).unwrap();
+        } else if fs::hard_link(&from, &to).is_err() {
+            fs::copy(&from, &to).unwrap(); // another file system
+        }
+    }
+    from_checkpoint(&Checkpoint::open(dir.path()).unwrap(), backend)
 }
 
 /// Logits of every token, fed in chunks of at most `chunk`.
@@ -118,3 +144,16 @@ pub fn median(values: &[f64]) -> f64 {
     v.sort_by(f64::total_cmp);
     v[v.len() / 2]
 }
+
+/// Runs each generic check on every backend.
+macro_rules! on_backends {
+    ($($check:ident),+ $(,)?) => {
+        mod reference {
+            $(#[test]
+            fn $check() {
+                super::$check(ops::Reference::new);
+            })+
+        }
+    };
+}
+pub(crate) use on_backends;
