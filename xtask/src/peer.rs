@@ -53,10 +53,11 @@ pub fn run(peer: &Peer) -> Result<()> {
     let model = root.join(&options.model);
     let folder = root.join("bench/runs").join(format!("{}-peer-torch", date(seconds_since_1970()?)));
     let cores = std::thread::available_parallelism()?.get();
+    let machine = machine(cores); // first: the load average must be that of other programs
     let mut rows = Vec::new();
     for threads in if cores == 1 { vec![1] } else { vec![1, cores] } {
         for round in 1..=options.rounds {
-            println!("{threads} threads, round {round} of {}", options.rounds);
+            println!("threads: {threads}, round {round} of {}", options.rounds);
             let keep = |name: &str, bytes: Vec<u8>| -> Result<Value> {
                 write(&folder.join(format!("{name}-t{threads}-r{round}.json")), &bytes)?;
                 serde_json::from_slice(&bytes).with_context(|| format!("{name}: no JSON document"))
@@ -74,7 +75,7 @@ pub fn run(peer: &Peer) -> Result<()> {
             }
         }
     }
-    let text = format!("{}\n{}", machine(cores), table(&rows));
+    let text = format!("{machine}\n{}", table(&rows));
     write(&folder.join("table.md"), text.as_bytes())?;
     println!("\n{text}\nraw output: {}", folder.display());
     Ok(())
@@ -177,13 +178,15 @@ fn machine(cores: usize) -> String {
         let line = info.lines().find(|line| line.starts_with(name));
         line.and_then(|line| line.split(':').nth(1)).map_or("unknown", str::trim).to_owned()
     };
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     format!(
-        "{}, {} (family {}, model {}), {cores} cores, {}\n",
+        "{}, {} (family {}, model {}), {cores} cores, {}; load average before: {}\n",
         std::env::consts::ARCH,
         field("model name"),
         field("cpu family"),
         field("model\t"),
-        std::env::consts::OS
+        std::env::consts::OS,
+        load.split(' ').next().filter(|text| !text.is_empty()).unwrap_or("unknown")
     )
 }
 
