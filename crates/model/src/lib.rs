@@ -9,6 +9,7 @@ mod compressor;
 mod dspark;
 mod engram;
 mod error;
+mod forced;
 mod head;
 mod hyper;
 mod indexer;
@@ -19,6 +20,7 @@ mod state;
 
 pub use dspark::{Draft, DraftState};
 pub use error::Error;
+pub use forced::Walk;
 pub use state::{Global, State};
 
 use checkpoint::Config;
@@ -125,46 +127,9 @@ impl<B: Backend> Model<B> {
         rows: Rows,
         taps: &mut Taps<'_, B::Buf>,
     ) -> Result<Option<Output<B>>> {
-        self.check(state, input)?;
-        let b = &self.backend;
-        let t = input.ids.len();
-        let start = state.len;
-        let positions: Vec<u32> = (start..start + t).map(|p| p as u32).collect();
-        let image = if input.image.is_empty() { vec![false; t] } else { input.image.to_vec() };
-        let tokens = self.hasher.push(&mut state.history, input.ids, &image);
-        let mut streams = b.replicate(&self.embedded(input)?, self.config.hc_mult);
-        let one = [1.0, 0.0, 0.0, 0.0].repeat(t);
-        let mut pre = b.upload(&Host::f32(&[t, 4], one))?;
-        let mut step = Step { positions: &positions, image: &image, selection: Selection::default() };
-        let mut features = Vec::new();
-        for (l, layer) in self.layers.iter().enumerate() {
-            taps.set_prefix(format!("layers.{l}."));
-            if let Some(engram) = &layer.engram {
-                streams = self.engram(engram, &streams, &tokens, &step, taps)?;
-            }
-            // The input of the block: where a target layer has Engram, its memory is in already.
-            if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
-                features.push(b.stream_mean(&streams));
-            }
-            (streams, pre) = self.layer(layer, l, streams, pre, state, &mut step, taps)?;
-            taps.put("streams", &streams);
-            taps.put("pre_mix", &pre);
-        }
-        taps.set_prefix(String::new());
-        state.len += t;
-        if let (Some(draft), Some(ring)) = (&self.draft, &mut state.draft) {
-            self.seed_draft(draft, ring, &features, &positions);
-        }
-        let (first, count) = match rows {
-            Rows::None => return Ok(None),
-            Rows::Last => (t - 1, 1),
-            Rows::All => (0, t),
-        };
-        let cut = |x: &B::Buf| if count == t { x.clone() } else { b.slice_rows(x, first, count) };
-        let (hidden, logits) = b.head(&cut(&streams), &cut(&pre), &self.head);
-        taps.put("final_hidden", &hidden);
-        taps.put("logits", &logits);
-        Ok(Some(Output { hidden, logits }))
+        let mut walk = self.start(state, input)?;
+        while self.advance(&mut walk, state, taps)? {}
+        self.finish(walk, state, rows, taps)
     }
 
     fn check(&self, state: &State<B>, input: Input<'_>) -> Result<()> {

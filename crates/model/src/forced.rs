@@ -1,0 +1,119 @@
+//! A step taken layer by layer, so that a caller can look at the streams between layers or replace them.
+//!
+//! [`Model::forward`] is this walk without stops. Qualification feeds each layer the reference's streams
+//! (teacher forcing) and advances several sequences together, so that only one layer's weights are read at a time.
+
+use ops::{Backend, Host, Taps};
+
+use crate::{Input, Model, Output, Result, Rows, State, Step, engram::Tokens, indexer::Selection};
+
+/// A step between two layers.
+pub struct Walk<B: Backend> {
+    /// What the next layer reads, `[T, 4, d]`.
+    pub streams: B::Buf,
+    /// Weights of the next layer's input, `[T, 4]`.
+    pub pre: B::Buf,
+    positions: Vec<u32>,
+    image: Vec<bool>,
+    tokens: Tokens,
+    selection: Selection<B>,
+    features: Vec<B::Buf>,
+    layer: usize,
+}
+
+impl<B: Backend> Walk<B> {
+    /// The layer that comes next; the number of layers when all are done.
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Positions of the rows.
+    pub fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+}
+
+impl<B: Backend> Model<B> {
+    /// Embeds the tokens of a step at the state's position.
+    ///
+    /// # Errors
+    /// Those of [`Model::forward`].
+    pub fn start(&self, state: &mut State<B>, input: Input<'_>) -> Result<Walk<B>> {
+        self.check(state, input)?;
+        let b = self.backend();
+        let t = input.ids.len();
+        let image = if input.image.is_empty() { vec![false; t] } else { input.image.to_vec() };
+        let tokens = self.hasher.push(&mut state.history, input.ids, &image);
+        Ok(Walk {
+            streams: b.replicate(&self.embedded(input)?, self.config.hc_mult),
+            pre: b.upload(&Host::f32(&[t, 4], [1.0, 0.0, 0.0, 0.0].repeat(t)))?,
+            positions: (state.len..state.len + t).map(|p| p as u32).collect(),
+            image,
+            tokens,
+            selection: Selection::default(),
+            features: Vec::new(),
+            layer: 0,
+        })
+    }
+
+    /// Runs the next layer; `false` when none is left.
+    ///
+    /// # Errors
+    /// A device failure; the state is then unusable.
+    pub fn advance(
+        &self,
+        walk: &mut Walk<B>,
+        state: &mut State<B>,
+        taps: &mut Taps<'_, B::Buf>,
+    ) -> Result<bool> {
+        let l = walk.layer;
+        let Some(layer) = self.layers.get(l) else { return Ok(false) };
+        taps.set_prefix(format!("layers.{l}."));
+        if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
+            walk.features.push(self.backend.stream_mean(&walk.streams));
+        }
+        let selection = std::mem::take(&mut walk.selection);
+        let mut step = Step { positions: &walk.positions, image: &walk.image, selection };
+        let streams = match &layer.engram {
+            Some(engram) => self.engram(engram, &walk.streams, &walk.tokens, &step, taps)?,
+            None => walk.streams.clone(),
+        };
+        (walk.streams, walk.pre) = self.layer(layer, l, streams, walk.pre.clone(), state, &mut step, taps)?;
+        walk.selection = step.selection;
+        walk.layer += 1;
+        taps.put("streams", &walk.streams);
+        taps.put("pre_mix", &walk.pre);
+        taps.set_prefix(String::new());
+        Ok(true)
+    }
+
+    /// Moves the state behind the step and computes the head for the wanted rows.
+    ///
+    /// # Errors
+    /// A device failure; the state is then unusable.
+    pub fn finish(
+        &self,
+        walk: Walk<B>,
+        state: &mut State<B>,
+        rows: Rows,
+        taps: &mut Taps<'_, B::Buf>,
+    ) -> Result<Option<Output<B>>> {
+        assert_eq!(walk.layer, self.layers.len(), "all layers come before the head");
+        let b = self.backend();
+        let t = walk.positions.len();
+        state.len += t;
+        if let (Some(draft), Some(ring)) = (&self.draft, &mut state.draft) {
+            self.seed_draft(draft, ring, &walk.features, &walk.positions);
+        }
+        let (first, count) = match rows {
+            Rows::None => return Ok(None),
+            Rows::Last => (t - 1, 1),
+            Rows::All => (0, t),
+        };
+        let cut = |x: &B::Buf| if count == t { x.clone() } else { b.slice_rows(x, first, count) };
+        let (hidden, logits) = b.head(&cut(&walk.streams), &cut(&walk.pre), &self.head);
+        taps.put("final_hidden", &hidden);
+        taps.put("logits", &logits);
+        Ok(Some(Output { hidden, logits }))
+    }
+}
