@@ -69,15 +69,16 @@ impl<B: Backend> Model<B> {
         let l = walk.layer;
         let Some(layer) = self.layers.get(l) else { return Ok(false) };
         taps.set_prefix(format!("layers.{l}."));
-        if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
-            walk.features.push(self.backend.stream_mean(&walk.streams));
-        }
         let selection = std::mem::take(&mut walk.selection);
         let mut step = Step { positions: &walk.positions, image: &walk.image, selection };
         let streams = match &layer.engram {
             Some(engram) => self.engram(engram, &walk.streams, &walk.tokens, &step, taps)?,
             None => walk.streams.clone(),
         };
+        // The input of the block: where a target layer has Engram, its memory is in already.
+        if self.draft.is_some() && self.config.dspark.target_layer_ids.contains(&l) {
+            walk.features.push(self.backend.stream_mean(&streams));
+        }
         (walk.streams, walk.pre) = self.layer(layer, l, streams, walk.pre.clone(), state, &mut step, taps)?;
         walk.selection = step.selection;
         walk.layer += 1;
