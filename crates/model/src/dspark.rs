@@ -31,9 +31,14 @@ struct Stage<B: Backend> {
 }
 
 /// Window rings of the draft stages.
-#[derive(Clone)]
 pub struct DraftState<B: Backend> {
     pub(crate) rings: Vec<B::Buf>,
+}
+
+impl<B: Backend> Clone for DraftState<B> {
+    fn clone(&self) -> Self {
+        Self { rings: self.rings.clone() }
+    }
 }
 
 /// A drafted block.

@@ -7,7 +7,6 @@ use ops::{Backend, blocks::OpenGroup, engram::HistoryToken};
 use crate::{DraftState, Error, Model, Result};
 
 /// The state of one sequence. Owned by a session; cloning makes an independent copy.
-#[derive(Clone)]
 pub struct State<B: Backend> {
     /// Tokens so far.
     pub(crate) len: usize,
@@ -24,7 +23,6 @@ pub struct State<B: Backend> {
 }
 
 /// The long-range cache that a KV source owns.
-#[derive(Clone)]
 pub struct Global<B: Backend> {
     /// Entries as E2M1 with E4M3 scales.
     pub(crate) kv: B::Buf,
@@ -32,6 +30,25 @@ pub struct Global<B: Backend> {
     pub(crate) keys: B::Buf,
     /// A ratio-2 token that waits for its partner.
     pub(crate) open: Option<OpenGroup<B::Buf>>,
+}
+
+// Derived impls would ask for `B: Clone`, which a device is not.
+impl<B: Backend> Clone for State<B> {
+    fn clone(&self) -> Self {
+        Self {
+            windows: self.windows.clone(),
+            globals: self.globals.clone(),
+            history: self.history.clone(),
+            draft: self.draft.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<B: Backend> Clone for Global<B> {
+    fn clone(&self) -> Self {
+        Self { kv: self.kv.clone(), keys: self.keys.clone(), open: self.open.clone() }
+    }
 }
 
 impl<B: Backend> State<B> {

@@ -1,0 +1,262 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use checkpoint::Checkpoint;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine::{Device, LoadOptions, Loaded};
+use ops::Mode;
+use text::Think;
+
+use crate::{demo, failure::Failure};
+
+/// DeepSeek-V4.1-Flash on your own machine, with proven numerics.
+///
+/// Without MODEL, commands use a tiny trained model of the same architecture that is built into the program. Results go
+/// to standard output, everything else to standard error. Exit codes: 0 done, 1 a gate or verification failed, 2 usage,
+/// 3 refused, 4 bad checkpoint or input, 5 not enough memory or disk, 6 network, input/output or internal error.
+#[derive(Parser)]
+#[command(name = "hallmark", version, max_term_width = 100, propagate_version = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Answer one prompt
+    Run(Run),
+    /// Talk with the model
+    Chat(Chat),
+    /// Say what a checkpoint holds, or what a configuration implies
+    Inspect(Inspect),
+    /// Measure speed beside the machine's limits
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+/// What every command that runs a model takes.
+#[derive(Args, Clone)]
+pub struct Model {
+    /// Model folder (Hugging Face cache entries too); the built-in demo model by default
+    pub model: Option<PathBuf>,
+    /// Where to compute: cpu, metal, cuda or emu
+    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
+    pub device: Device,
+    /// Where values are rounded: exact, source or native
+    #[arg(long, default_value = "native", value_name = "MODE")]
+    pub numerics: Mode,
+    /// Threads; all cores by default
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+}
+
+impl Model {
+    /// Opens the checkpoint.
+    pub fn open(&self) -> Result<Checkpoint, Failure> {
+        self.device.require()?;
+        Ok(match &self.model {
+            Some(dir) => Checkpoint::open(dir)?,
+            None => demo::open()?,
+        })
+    }
+
+    /// How to load it.
+    pub fn options(&self) -> LoadOptions {
+        LoadOptions { device: self.device, mode: self.numerics, threads: self.threads }
+    }
+
+    /// Opens and loads the checkpoint and says so.
+    pub fn load(&self) -> Result<Loaded, Failure> {
+        let ckpt = self.open()?;
+        let loaded = Loaded::new(&ckpt, self.options())?;
+        let c = ckpt.config();
+        eprintln!(
+            "{}: {} layers, {} experts, on {} in {} numerics, loaded in {:.2} s",
+            self.model.as_ref().map_or("demo model".into(), |m| m.display().to_string()),
+            c.num_hidden_layers,
+            c.n_routed_experts,
+            loaded.lm.device(),
+            loaded.lm.mode().name(),
+            loaded.load_time.as_secs_f64(),
+        );
+        if self.model.is_some() && c.vocab_size == 129_280 && !loaded.tokenizer.is_released() {
+            eprintln!(
+                "warning: tokenizer.json has SHA-256 {}, not the released one",
+                loaded.tokenizer.sha256()
+            );
+        }
+        Ok(loaded)
+    }
+}
+
+/// How tokens are drawn and how many.
+#[derive(Args, Clone)]
+pub struct Sampling {
+    /// Reasoning: low, high, xhigh, max or a number from 1 to 100 (default: as the request says, else high)
+    #[arg(long, value_name = "LEVEL", conflicts_with = "no_think")]
+    pub think: Option<Think>,
+    /// Answer without reasoning
+    #[arg(long)]
+    pub no_think: bool,
+    /// Most tokens of the answer, reasoning included
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_tokens: Option<usize>,
+    /// Sampling temperature, 0 to 2; 0 takes the most likely token
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    pub temperature: Option<f32>,
+    /// Keep the most likely tokens up to this probability, above 0 to 1
+    #[arg(long, value_name = "P", value_parser = probability)]
+    pub top_p: Option<f32>,
+    /// Seed of the draws; without it one is picked and printed
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Tokens of prompt and answer to reserve memory for (default: 65536, or the model's limit if that is less)
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub context: Option<usize>,
+}
+
+impl Sampling {
+    /// The level asked for, if any.
+    pub fn level(&self) -> Option<Think> {
+        if self.no_think { Some(Think::Off) } else { self.think }
+    }
+
+    /// Writes what was asked for over the request's parameters.
+    pub fn apply(&self, params: &mut text::SamplingParams) {
+        params.temperature = self.temperature.unwrap_or(params.temperature);
+        params.top_p = self.top_p.unwrap_or(params.top_p);
+        params.seed = self.seed.or(params.seed);
+    }
+
+    /// Tokens to reserve.
+    pub fn context(&self, loaded: &Loaded) -> usize {
+        self.context.unwrap_or_else(|| loaded.lm.config().max_position_embeddings.min(65_536))
+    }
+}
+
+/// Answer one prompt: the answer goes to standard output, reasoning (dimmed) and statistics to standard error; tool
+/// calls are printed as JSON, one a line.
+#[derive(Args)]
+pub struct Run {
+    #[command(flatten)]
+    pub model: Model,
+    /// The user's message
+    #[arg(short, long, value_name = "TEXT", required_unless_present_any = ["messages", "prompt_ids"])]
+    pub prompt: Option<String>,
+    /// A Chat Completions request body: messages, tools, thinking, sampling (- for standard input)
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    pub messages: Option<PathBuf>,
+    /// Token ids of a ready prompt, separated by commas
+    #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "messages"], value_delimiter = ',')]
+    pub prompt_ids: Option<Vec<u32>>,
+    /// Take the prompt as already rendered: special tokens in it are recognised, no template is added
+    #[arg(long, requires = "prompt")]
+    pub raw: bool,
+    #[command(flatten)]
+    pub sampling: Sampling,
+    /// Speculative decoding: on, off or a number of drafted tokens
+    #[arg(long, default_value = "off", value_name = "on|off|N")]
+    pub drafts: String,
+    /// Print one JSON document instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Talk with the model; /help lists the commands, Ctrl-C stops an answer.
+#[derive(Args)]
+pub struct Chat {
+    #[command(flatten)]
+    pub model: Model,
+    /// System message of the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub sampling: Sampling,
+}
+
+/// Say what a checkpoint holds (tensors and bytes by group and type, layer schedule), or what a configuration implies.
+#[derive(Args)]
+pub struct Inspect {
+    /// Model folder; the built-in demo model by default
+    #[arg(conflicts_with = "config")]
+    pub model: Option<PathBuf>,
+    /// A config.json alone: what its checkpoint would hold
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Read every byte: Engram scales and all codes too
+    #[arg(long, conflicts_with = "config")]
+    pub verify: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Prefill: tokens a second of one prompt
+    Prefill(BenchModel),
+    /// Decode: tokens a second, one token a step
+    Decode(BenchModel),
+    /// Operators at released width, weights streamed from memory, beside the machine's bandwidth and arithmetic limit
+    Ops(BenchOps),
+}
+
+#[derive(Args)]
+pub struct BenchModel {
+    #[command(flatten)]
+    pub model: Model,
+    /// Tokens of the prompt
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = positive)]
+    pub tokens: usize,
+    /// Decoded tokens a run
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = positive)]
+    pub decode: usize,
+    /// Runs counted, after one that is not
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = positive)]
+    pub runs: usize,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct BenchOps {
+    /// Instruction set (default: the best of this machine)
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaName>,
+    /// Runs counted for every case
+    #[arg(long, default_value_t = 9, value_name = "N", value_parser = positive)]
+    pub runs: usize,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum IsaName {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+fn positive(s: &str) -> Result<usize, String> {
+    match s.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("a whole number above 0 is needed".into()),
+    }
+}
+
+fn temperature(s: &str) -> Result<f32, String> {
+    match s.parse::<f32>() {
+        Ok(t) if (0.0..=2.0).contains(&t) => Ok(t),
+        _ => Err("a number from 0 to 2 is needed".into()),
+    }
+}
+
+fn probability(s: &str) -> Result<f32, String> {
+    match s.parse::<f32>() {
+        Ok(p) if p > 0.0 && p <= 1.0 => Ok(p),
+        _ => Err("a number above 0 and up to 1 is needed".into()),
+    }
+}

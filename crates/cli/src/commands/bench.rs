@@ -1,0 +1,211 @@
+//! `hallmark bench`: prefill and decode of a model, operators at released width.
+
+use std::{ops::ControlFlow, time::Instant};
+
+use cpu::{
+    Isa,
+    bench::{self, Limits, Measured},
+};
+use engine::{Loaded, Session};
+use serde::Serialize;
+
+use crate::{
+    args::{Bench, BenchModel, BenchOps, IsaName},
+    failure::Failure,
+    render,
+};
+
+pub fn run(args: &Bench) -> Result<(), Failure> {
+    match args {
+        Bench::Prefill(args) => model(args, "prefill"),
+        Bench::Decode(args) => model(args, "decode"),
+        Bench::Ops(args) => operators(args),
+    }
+}
+
+/// Median and spread of several runs.
+#[derive(Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        Self { median: values[values.len() / 2], min: values[0], max: values[values.len() - 1] }
+    }
+}
+
+#[derive(Serialize)]
+struct Speed {
+    what: &'static str,
+    device: &'static str,
+    numerics: ops::Mode,
+    threads: usize,
+    isa: &'static str,
+    /// Tokens of the prompt.
+    prompt_tokens: usize,
+    /// Tokens that were timed in one run.
+    timed_tokens: usize,
+    runs: usize,
+    tokens_per_second: Spread,
+    /// Multiply-adds with weights, a token.
+    weight_macs_per_token: u64,
+    /// Share of the machine's multiply-add limit, measured in this run.
+    of_fma_limit: f64,
+    limits: Limits,
+}
+
+fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
+    let loaded = args.model.load()?;
+    let engine = cpu::Engine::new(args.model.threads, None)?;
+    let limits = bench::limits(&engine);
+    let c = loaded.lm.config();
+    // Ids spread over the vocabulary: text of no meaning costs the same.
+    let ids: Vec<u32> = (0..args.tokens).map(|i| (3 + i * 37 % (c.vocab_size - 3)) as u32).collect();
+    let timed = if what == "prefill" { args.tokens } else { args.decode };
+    let mut rates = Vec::new();
+    for run in 0..=args.runs {
+        let mut session = loaded.lm.clone().session(args.tokens + args.decode + 1)?;
+        let seconds = if what == "prefill" {
+            seconds(|| feed(&mut *session, &ids))?
+        } else {
+            feed(&mut *session, &ids)?;
+            seconds(|| decode(&mut *session, args.decode))?
+        };
+        if run > 0 {
+            rates.push(timed as f64 / seconds);
+        }
+    }
+    let tokens_per_second = Spread::of(rates);
+    let macs = weight_macs(&loaded);
+    let speed = Speed {
+        what,
+        device: loaded.lm.device(),
+        numerics: loaded.lm.mode(),
+        threads: engine.threads(),
+        isa: engine.isa().name(),
+        prompt_tokens: args.tokens,
+        timed_tokens: timed,
+        runs: args.runs,
+        weight_macs_per_token: macs,
+        of_fma_limit: tokens_per_second.median * macs as f64 / (limits.gfma_s.median * 1e9),
+        tokens_per_second,
+        limits,
+    };
+    if args.json {
+        return render::document(&speed);
+    }
+    render::line(&format!(
+        "{what}: {:.0} tok/s (median of {}, {:.0} to {:.0}), prompt {} tokens, {} thread(s), {}; {:.2} M multiply-adds a \
+         token = {:.1} % of the {:.0} G/s measured in this run",
+        speed.tokens_per_second.median,
+        speed.runs,
+        speed.tokens_per_second.min,
+        speed.tokens_per_second.max,
+        speed.prompt_tokens,
+        speed.threads,
+        speed.isa,
+        macs as f64 / 1e6,
+        100.0 * speed.of_fma_limit,
+        speed.limits.gfma_s.median,
+    ))
+}
+
+fn seconds(f: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    f()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn feed(session: &mut dyn Session, ids: &[u32]) -> Result<(), Failure> {
+    // A feed that never asks to stop is never stopped.
+    let _ = session.feed(ids, &mut |_| ControlFlow::Continue(()))?;
+    Ok(())
+}
+
+/// Greedy steps; the end token does not end a measurement.
+fn decode(session: &mut dyn Session, steps: usize) -> Result<(), Failure> {
+    for _ in 0..steps {
+        let next = ops::linear::argmax(session.logits()) as u32;
+        feed(session, &[next])?;
+    }
+    Ok(())
+}
+
+/// Multiply-adds of one token with the weights it reads [§7.1]: dense layers, its routed experts, the head.
+fn weight_macs(loaded: &Loaded) -> u64 {
+    let c = loaded.lm.config();
+    c.inventory()
+        .filter(|t| !t.name.ends_with(".scale") && t.shape.len() == 2)
+        .map(|t| {
+            // One stored I8 holds two fp4 values.
+            let packed = if t.dtype == checkpoint::Dtype::I8 { 2 } else { 1 };
+            let values = packed * t.shape.iter().map(|d| *d as u64).product::<u64>();
+            let name = t.name.as_str();
+            let skipped = ["embed.weight", "mtp.", "vision.", "aligner.", "image_"];
+            if skipped.iter().any(|s| name.starts_with(s)) || name.contains("engram.embed") {
+                0
+            } else if name.contains(".experts.") && !name.contains("shared_experts") {
+                values * c.num_experts_per_tok as u64 / c.n_routed_experts as u64
+            } else {
+                values
+            }
+        })
+        .sum()
+}
+
+#[derive(Serialize)]
+struct Operators {
+    limits: Vec<Limits>,
+    cases: Vec<Measured>,
+}
+
+fn operators(args: &BenchOps) -> Result<(), Failure> {
+    let isa = args.isa.map(|i| match i {
+        IsaName::Portable => Isa::Portable,
+        IsaName::Avx2 => Isa::Avx2,
+        IsaName::Avx512 => Isa::Avx512,
+    });
+    let mut all = Operators { limits: Vec::new(), cases: Vec::new() };
+    for engine in bench::engines(isa)? {
+        let limits = bench::limits(&engine);
+        if !args.json {
+            render::line(&format!(
+                "{} with {} thread(s): reads {:.1} GB/s, {:.1} G multiply-adds/s",
+                engine.isa().name(),
+                limits.threads,
+                limits.read_gb_s.median,
+                limits.gfma_s.median
+            ))?;
+        }
+        for case in bench::standard() {
+            let m = bench::linear(&engine, case, &limits, args.runs);
+            if !args.json {
+                render::line(&operator_line(&m))?;
+            }
+            all.cases.push(m);
+        }
+        all.limits.push(limits);
+    }
+    if args.json { render::document(&all) } else { Ok(()) }
+}
+
+fn operator_line(m: &Measured) -> String {
+    format!(
+        "  {:9} {:>6} x {:<5} {:>3} row(s), {}: {:6.2} Gweights/s, {:6.2} GB/s = {:3.0} % of bandwidth, {:6.1} G \
+         multiply-adds/s = {:3.0} % of the limit",
+        m.case.form.name(),
+        m.case.out,
+        m.case.cols,
+        m.case.batch,
+        if m.case.cold { "from memory" } else { "from cache " },
+        m.gweights_s.median,
+        m.gb_s.median,
+        100.0 * m.of_bandwidth,
+        m.gfma_s.median,
+        100.0 * m.of_fma,
+    )
+}

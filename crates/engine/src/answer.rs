@@ -1,0 +1,208 @@
+//! Generation: one request on one session.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+use text::{Constraint, Event, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop};
+
+use crate::{Error, Loaded, Result, Session, sampler::Sampler};
+
+/// What the model is to continue, and how.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// How the output is read.
+    pub parser: ParserOptions,
+    /// How tokens are drawn.
+    pub sampling: SamplingParams,
+    /// Most tokens of the answer; lowered to what the context leaves.
+    pub max_tokens: usize,
+}
+
+impl Prompt {
+    /// The prompt of a request, for a context of `context` tokens; `max_tokens` replaces the request's own limit.
+    ///
+    /// # Errors
+    /// Images and constraints on the output, which cannot be kept, are refused; a prompt that does not fit.
+    pub fn from_request(
+        request: &Request,
+        loaded: &Loaded,
+        context: usize,
+        max_tokens: Option<usize>,
+    ) -> Result<Self> {
+        let encoded = request.encode(&loaded.tokenizer)?;
+        if !encoded.images.is_empty() {
+            return Err(Error::Refused("images are refused: the vision tower is not built".into()));
+        }
+        match &request.constraint {
+            Some(Constraint::Json(Some(_)) | Constraint::Regex(_)) => {
+                let what = "a json_schema or regex response_format";
+                return Err(Error::Refused(format!("{what} is refused: constrained decoding is not built")));
+            }
+            Some(Constraint::ToolCalls { tools, .. }) if tools.iter().any(|t| t.strict == Some(true)) => {
+                return Err(Error::Refused(
+                    "strict tools are refused: constrained decoding is not built".into(),
+                ));
+            }
+            _ => {}
+        }
+        let (prompt, ids) = (encoded.ids.len(), encoded.ids);
+        if prompt >= context {
+            return Err(Error::TooLong { prompt, context });
+        }
+        let max_tokens = match max_tokens {
+            Some(n) => n,
+            None => request.max_tokens(prompt, context)?,
+        };
+        Ok(Self { ids, parser: request.parser.clone(), sampling: request.sampling.clone(), max_tokens })
+    }
+
+    /// Ids as they are; the output is not parsed.
+    pub fn from_ids(ids: Vec<u32>, sampling: SamplingParams, max_tokens: usize) -> Self {
+        Self { ids, parser: ParserOptions::new(Start::Raw), sampling, max_tokens }
+    }
+}
+
+/// Tokens that an answer took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Sampled tokens, reasoning and markers included, the end token not.
+    pub completion_tokens: usize,
+    /// Their sum.
+    pub total_tokens: usize,
+    /// Prompt tokens whose state was kept from an earlier turn.
+    pub cached_tokens: usize,
+    /// Sampled tokens of the reasoning.
+    pub reasoning_tokens: usize,
+}
+
+/// Where the time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Timing {
+    /// Seconds from the request to the first sampled token.
+    pub first_token_s: f64,
+    /// Seconds of the prefill.
+    pub prefill_s: f64,
+    /// Seconds of the decode.
+    pub decode_s: f64,
+    /// Prompt tokens a second, kept ones not counted.
+    pub prefill_tokens_per_s: f64,
+    /// Sampled tokens a second.
+    pub decode_tokens_per_s: f64,
+}
+
+/// A finished answer.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Ids of the prompt.
+    pub prompt_ids: Vec<u32>,
+    /// Sampled ids, the end token included where one was sampled.
+    pub ids: Vec<u32>,
+    /// The sampled ids as text, special tokens as spelled.
+    pub text: String,
+    /// Reasoning, content, tool calls and why the answer ends.
+    pub message: Message,
+    /// Tokens.
+    pub usage: Usage,
+    /// Times.
+    pub timing: Timing,
+    /// The seed that drew.
+    pub seed: u64,
+}
+
+/// Continues `prompt` on `session`, which keeps the conversation for the next turn. `on_event` hears every piece as it comes; `stop` is asked before every step, and an answer that it ends has
+/// finish reason `stop`.
+///
+/// # Errors
+/// A prompt that is empty or does not fit, or a failure of the model.
+pub fn answer(
+    loaded: &Loaded,
+    session: &mut dyn Session,
+    prompt: &Prompt,
+    on_event: &mut dyn FnMut(&Event),
+    stop: &dyn Fn() -> bool,
+) -> Result<Answer> {
+    let start = Instant::now();
+    let tokenizer = &loaded.tokenizer;
+    let (length, context) = (prompt.ids.len(), session.context());
+    if length == 0 {
+        return Err(Error::EmptyPrompt);
+    }
+    if length >= context {
+        return Err(Error::TooLong { prompt: length, context });
+    }
+    let max_tokens = prompt.max_tokens.min(context - length);
+    let cached = session.rewind(&prompt.ids)?;
+    let mut progress = |_| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    let fed = session.feed(&prompt.ids[cached..], &mut progress)?;
+    let prefill = start.elapsed();
+    let mut parser = Parser::new(tokenizer.clone(), prompt.parser.clone());
+    let mut message = Message::default();
+    let mut events = Vec::new();
+    let mut hear = |events: &mut Vec<Event>, message: &mut Message| {
+        for event in events.drain(..) {
+            message.apply(&event);
+            on_event(&event);
+        }
+    };
+    let eos = loaded.lm.config().eos_token_id;
+    let mut sampler = Sampler::new(prompt.sampling.clone(), 0, &prompt.ids);
+    let (mut ids, mut first) = (Vec::new(), Duration::ZERO);
+    let mut end = Stop::End;
+    if fed.is_ok() {
+        session.mark();
+        loop {
+            let id = sampler.sample(session.logits(), None)?;
+            sampler.accept(id);
+            if ids.is_empty() {
+                first = start.elapsed();
+            }
+            ids.push(id);
+            if id == eos {
+                break;
+            }
+            parser.push(id, &mut events)?;
+            hear(&mut events, &mut message);
+            if parser.stopped_by().is_some() || stop() {
+                break;
+            }
+            if ids.len() == max_tokens {
+                end = Stop::Length;
+                break;
+            }
+            session.feed(&[id], &mut |_| ControlFlow::Continue(()))?.ok();
+        }
+    }
+    message.finish_reason = Some(parser.finish(end, &mut events));
+    hear(&mut events, &mut message);
+    let decode = start.elapsed() - prefill;
+    let completion = ids.len() - usize::from(ids.last() == Some(&eos));
+    let rate = |n: usize, d: Duration| if n == 0 { 0.0 } else { n as f64 / d.as_secs_f64().max(1e-9) };
+    Ok(Answer {
+        text: tokenizer.decode(&ids)?,
+        usage: Usage {
+            prompt_tokens: length,
+            completion_tokens: completion,
+            total_tokens: length + completion,
+            cached_tokens: cached,
+            reasoning_tokens: parser.reasoning_tokens(),
+        },
+        timing: Timing {
+            first_token_s: first.as_secs_f64(),
+            prefill_s: prefill.as_secs_f64(),
+            decode_s: decode.as_secs_f64(),
+            prefill_tokens_per_s: rate(length - cached, prefill),
+            decode_tokens_per_s: rate(ids.len(), decode),
+        },
+        prompt_ids: prompt.ids.clone(),
+        ids,
+        message,
+        seed: sampler.seed(),
+    })
+}
