@@ -1,7 +1,10 @@
 //! Golden files, the tiny models, and comparison of rows.
 #![allow(dead_code)] // each test binary uses its part
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+pub mod probe;
+pub mod trace;
+
+use std::{fs, path::PathBuf};
 
 use checkpoint::Checkpoint;
 use model::{Input, Model, Rows, State};
@@ -78,9 +81,13 @@ pub fn folder(name: &str) -> PathBuf {
     if name == "demo" { root().join("models/demo") } else { checkpoint::generate::cached(name).unwrap() }
 }
 
+pub fn open(name: &str) -> Checkpoint {
+    Checkpoint::open(&folder(name)).unwrap()
+}
+
 /// A model on `backend`.
 pub fn load<B: Backend>(name: &str, backend: B) -> Model<B> {
-    from_checkpoint(&Checkpoint::open(&folder(name)).unwrap(), backend)
+    from_checkpoint(&open(name), backend)
 }
 
 fn from_checkpoint<B: Backend>(ckpt: &Checkpoint, backend: B) -> Model<B> {
@@ -108,6 +115,59 @@ pub fn load_dense<B: Backend>(name: &str, backend: B) -> Model<B> {
     from_checkpoint(&Checkpoint::open(dir.path()).unwrap(), backend)
 }
 
+/// The tokens of one golden group, with the rows that stand for an image.
+pub struct Tokens {
+    pub ids: Vec<u32>,
+    pub image: Vec<bool>,
+    embeddings: Vec<(usize, Vec<f32>)>,
+}
+
+impl Tokens {
+    pub fn text(ids: Vec<u32>) -> Self {
+        Self { ids, image: Vec::new(), embeddings: Vec::new() }
+    }
+
+    /// `group` of a golden file of test model `name`. In the group `image`, image tokens take the golden's aligned
+    /// rows in order; start, end and new line take the checkpoint's embeddings.
+    pub fn of(golden: &Golden, name: &str, group: &str) -> Self {
+        let ids = golden.tokens(group);
+        if !golden.has(&format!("{group}/types")) {
+            return Self::text(ids);
+        }
+        let (ckpt, types, aligned) = (open(name), golden.get("image/types"), golden.get("image/aligned"));
+        let marker = |name: &str| -> Vec<f32> {
+            let bytes = ckpt.tensor(name).unwrap();
+            bytes
+                .chunks_exact(2)
+                .map(|b| numerics::bf16::from_bits(u16::from_le_bytes([b[0], b[1]])))
+                .collect()
+        };
+        let mut rows = (0..aligned.rows()).map(|r| aligned.row(r).to_vec());
+        let mut embeddings = Vec::new();
+        for (row, kind) in types.as_i32().iter().enumerate() {
+            match kind {
+                -1 => {}
+                0 => embeddings.push((row, marker("image_start"))),
+                1 => embeddings.push((row, rows.next().unwrap())),
+                2 => embeddings.push((row, marker("image_newline"))),
+                3 => embeddings.push((row, marker("image_end"))),
+                other => panic!("token type {other}"),
+            }
+        }
+        assert!(rows.next().is_none(), "more aligned rows than image tokens");
+        Self { ids, image: types.as_i32().iter().map(|t| *t >= 0).collect(), embeddings }
+    }
+
+    pub fn input(&self) -> Input<'_> {
+        Input { ids: &self.ids, image: &self.image, embeddings: &self.embeddings }
+    }
+}
+
+/// Logits of every row of a prefill in one step.
+pub fn prefill<B: Backend>(model: &Model<B>, tokens: &Tokens) -> Vec<Vec<f32>> {
+    step(model, &mut model.new_state(tokens.ids.len()).unwrap(), tokens.input())
+}
+
 /// Logits of every token, fed in chunks of at most `chunk`.
 pub fn logits<B: Backend>(model: &Model<B>, ids: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let mut state = model.new_state(ids.len()).unwrap();
@@ -119,17 +179,6 @@ pub fn step<B: Backend>(model: &Model<B>, state: &mut State<B>, input: Input<'_>
     let out = model.forward(state, input, Rows::All, &mut Taps::off()).unwrap().unwrap();
     let host = model.backend().read(&out.logits).unwrap();
     (0..host.rows()).map(|r| host.row(r).to_vec()).collect()
-}
-
-/// Every intermediate of one step on an empty state, by name.
-pub fn trace<B: Backend>(model: &Model<B>, input: Input<'_>) -> BTreeMap<String, Host> {
-    let mut found = BTreeMap::new();
-    let mut sink = |name: &str, value: &B::Buf| {
-        found.insert(name.to_owned(), model.backend().read(value).unwrap());
-    };
-    let mut state = model.new_state(input.ids.len()).unwrap();
-    model.forward(&mut state, input, Rows::All, &mut Taps::new(&mut sink)).unwrap();
-    found
 }
 
 /// NRMS of each row.
