@@ -8,8 +8,13 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::process::{cargo, output, read, root, run as run_command, target_dir, write};
+use crate::process::{cargo, output, read, root, run as run_command, shown, target_dir, write};
 use crate::python::environment;
+
+/// Context lengths at which decode is compared.
+const CONTEXTS: [u32; 2] = [64, 128];
+/// Tokens that hallmark decodes in one run.
+const DECODED: u32 = 16;
 
 /// Implementations that can be measured beside hallmark.
 #[derive(Subcommand)]
@@ -44,6 +49,8 @@ pub struct Torch {
 /// Measures, prints the table and writes everything to `bench/runs/DATE-peer-torch/`.
 pub fn run(peer: &Peer) -> Result<()> {
     let Peer::Torch(options) = peer;
+    let cores = std::thread::available_parallelism()?.get();
+    let machine = machine(cores); // first: the load average must be that of other programs
     let root = root();
     let requirements = String::from_utf8(read(&root.join("xtask/peer/requirements.txt"))?)?;
     let requirements: Vec<&str> =
@@ -52,8 +59,6 @@ pub fn run(peer: &Peer) -> Result<()> {
     let hallmark = if options.alone { None } else { Some(build()?) };
     let model = root.join(&options.model);
     let folder = root.join("bench/runs").join(format!("{}-peer-torch", date(seconds_since_1970()?)));
-    let cores = std::thread::available_parallelism()?.get();
-    let machine = machine(cores); // first: the load average must be that of other programs
     let mut rows = Vec::new();
     for threads in if cores == 1 { vec![1] } else { vec![1, cores] } {
         for round in 1..=options.rounds {
@@ -65,12 +70,14 @@ pub fn run(peer: &Peer) -> Result<()> {
             let document = keep("torch", output(&mut torch(&python, &model, options, threads))?)?;
             take_peer(&document, threads, &mut rows)?;
             if let Some(binary) = &hallmark {
-                for what in ["prefill", "decode"] {
-                    let document = keep(what, output(&mut bench(binary, what, &model, options, threads))?)?;
+                for (what, args) in measurements(options.tokens) {
+                    let mut command = bench(binary, &args, &model, &options.numerics, threads);
+                    let document =
+                        keep(&format!("hallmark-{}", what.replace(' ', "-")), output(&mut command)?)?;
                     let rate = document["tokens_per_second"]["median"].as_f64().with_context(|| {
-                        format!("`hallmark bench {what} --json` gives no tokens_per_second.median")
+                        format!("`{}` gives no tokens_per_second.median", shown(&command))
                     })?;
-                    rows.push(Row { what: what.to_owned(), threads, hallmark: true, rate });
+                    rows.push(Row { what, threads, hallmark: true, rate });
                 }
             }
         }
@@ -94,22 +101,31 @@ fn torch(python: &Path, model: &Path, options: &Torch, threads: usize) -> Comman
     {
         command.arg(name).arg(value.to_string());
     }
+    command.arg("--contexts").args(CONTEXTS.map(|context| context.to_string()));
     command
 }
 
-fn bench(binary: &Path, what: &str, model: &Path, options: &Torch, threads: usize) -> Command {
-    let mut command = Command::new(binary);
-    command.args(["bench", what]).arg(model).args([
-        "--json",
-        "--device",
-        "cpu",
-        "--numerics",
-        &options.numerics,
-    ]);
-    command.arg("--threads").arg(threads.to_string());
-    if what == "prefill" {
-        command.arg("--tokens").arg(options.tokens.to_string());
+/// What hallmark is asked for each row of the table: the row's name and the arguments of `hallmark bench`.
+fn measurements(tokens: u32) -> Vec<(String, Vec<String>)> {
+    let owned = |args: [&str; 3]| args.map(str::to_owned).to_vec();
+    let mut out = vec![("prefill".to_owned(), owned(["prefill", "--tokens", &tokens.to_string()]))];
+    for context in CONTEXTS {
+        // The mean context of the decoded tokens is the one that the peer is measured at.
+        let mut args = owned(["decode", "--tokens", &(context - DECODED / 2).to_string()]);
+        args.extend(["--decode".to_owned(), DECODED.to_string()]);
+        out.push((decode_at(context), args));
     }
+    out
+}
+
+fn decode_at(context: u32) -> String {
+    format!("decode at {context}")
+}
+
+fn bench(binary: &Path, args: &[String], model: &Path, numerics: &str, threads: usize) -> Command {
+    let mut command = Command::new(binary);
+    command.arg("bench").args(args).args(["--json", "--device", "cpu", "--numerics", numerics]);
+    command.arg("--threads").arg(threads.to_string()).arg(model);
     command
 }
 
@@ -127,8 +143,10 @@ fn take_peer(document: &Value, threads: usize, rows: &mut Vec<Row>) -> Result<()
         |value: &Value| value["tokens_per_second"]["median"].as_f64().context("the peer gives no median");
     let mut push = |what: String, rate: f64| rows.push(Row { what, threads, hallmark: false, rate });
     push("prefill".to_owned(), median(&result["prefill"])?);
-    for entry in result["decode"].as_array().context("the peer gives no decode")? {
-        push(format!("decode at {}", entry["context"]), median(entry)?);
+    for (context, entry) in
+        CONTEXTS.iter().zip(result["decode"].as_array().context("the peer gives no decode")?)
+    {
+        push(decode_at(*context), median(entry)?);
     }
     Ok(())
 }
@@ -149,9 +167,8 @@ fn table(rows: &[Row]) -> String {
             continue;
         }
         seen.push((row.what.as_str(), row.threads));
-        let ours = if row.what == "prefill" { "prefill" } else { "decode" };
         let peer = rates(&row.what, row.threads, false);
-        let ours = rates(ours, row.threads, true);
+        let ours = rates(&row.what, row.threads, true);
         let show =
             |value: Option<f64>, digits: usize| value.map_or("-".to_owned(), |v| format!("{v:.digits$}"));
         let ratio = ours.zip(peer).map(|(a, b)| a / b);
@@ -229,21 +246,30 @@ mod tests {
     }
 
     #[test]
-    fn the_table_sets_decode_beside_every_context_of_the_peer() {
-        let row = |what: &str, hallmark, rate| Row { what: what.to_owned(), threads: 2, hallmark, rate };
+    fn the_table_compares_the_same_measurement_and_thread_count() {
+        let row =
+            |what: &str, threads, hallmark, rate| Row { what: what.to_owned(), threads, hallmark, rate };
         let rows = [
-            row("prefill", false, 100.0),
-            row("prefill", false, 300.0),
-            row("decode at 64", false, 10.0),
-            row("decode at 128", false, 5.0),
-            row("prefill", true, 600.0),
-            row("decode", true, 50.0),
+            row("prefill", 2, false, 100.0),
+            row("prefill", 2, false, 300.0),
+            row("decode at 64", 2, false, 10.0),
+            row("prefill", 2, true, 600.0),
+            row("prefill", 1, true, 50.0),
+            row("decode at 64", 2, true, 50.0),
+            row("decode at 128", 2, true, 50.0),
         ];
         let text = table(&rows);
         assert!(text.contains("| prefill | 2 | 200.0 | 600.0 | 3.00 |"), "{text}");
         assert!(text.contains("| decode at 64 | 2 | 10.0 | 50.0 | 5.00 |"), "{text}");
-        assert!(text.contains("| decode at 128 | 2 | 5.0 | 50.0 | 10.00 |"), "{text}");
-        assert!(table(&rows[..4]).contains("| prefill | 2 | 200.0 | - | - |"));
-        assert_eq!(text.lines().count(), 5);
+        assert!(table(&rows[..3]).contains("| prefill | 2 | 200.0 | - | - |"));
+        assert_eq!(text.lines().count(), 4, "{text}");
+    }
+
+    #[test]
+    fn decode_is_centred_on_the_context() {
+        let asked = measurements(512);
+        assert_eq!(asked[0].1, ["prefill", "--tokens", "512"]);
+        assert_eq!(asked[1].1, ["decode", "--tokens", "56", "--decode", "16"]);
+        assert_eq!(asked[2].0, "decode at 128");
     }
 }
