@@ -7,8 +7,9 @@ pub mod trace;
 use std::{fs, path::PathBuf};
 
 use checkpoint::Checkpoint;
+use cpu::Cpu;
 use model::{Input, Model, Rows, State};
-use ops::{Backend, Host, Taps};
+use ops::{Backend, Host, Mode, Taps};
 use safetensors::{Dtype, SafeTensors};
 use text::{EngramMap, Tokenizer};
 
@@ -194,6 +195,11 @@ pub fn median(values: &[f64]) -> f64 {
     v[v.len() / 2]
 }
 
+/// The CPU backend as it serves.
+pub fn cpu(mode: Mode) -> Cpu {
+    Cpu::new(mode, None, None).unwrap()
+}
+
 /// Runs each generic check on every backend.
 macro_rules! on_backends {
     ($($check:ident),+ $(,)?) => {
@@ -201,6 +207,13 @@ macro_rules! on_backends {
             $(#[test]
             fn $check() {
                 super::$check(ops::Reference::new);
+            })+
+        }
+
+        mod cpu {
+            $(#[test]
+            fn $check() {
+                super::$check(crate::common::cpu);
             })+
         }
     };

@@ -4,15 +4,16 @@
 use std::sync::{Mutex, MutexGuard};
 
 use checkpoint::{Config, Weight};
+use model::Model;
 use numerics::quantise;
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Window,
     hyper::MixConstants,
 };
 
-/// How far a value may lie from a rounding boundary to count as a bin that another order of sums may choose
-/// differently: intermediates of two implementations differ by up to 1e-6 of their row's RMS.
-const REACH: f32 = 4e-6;
+/// How far from a rounding boundary a value may lie, in units of its row's RMS, to count as one that another order of
+/// sums can push across: the intermediates of two implementations differ by 4e-7 of their RMS on average.
+const REACH: f32 = 1e-6;
 
 /// The four quantisers of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,9 +62,17 @@ pub struct Bin {
     pub row: usize,
     pub element: usize,
     pub up: bool,
+    /// Distance of the boundary in units of the row's RMS.
+    pub distance: f32,
 }
 
 impl Bin {
+    /// Whether both are the same value.
+    pub fn is(&self, other: &Bin) -> bool {
+        let place = |b: &Bin| (b.cache, b.call, b.row, b.element);
+        place(self) == place(other)
+    }
+
     pub fn layer(&self, c: &Config) -> usize {
         match self.cache {
             Cache::Window => self.call,
@@ -84,7 +93,50 @@ impl Bin {
     }
 
     pub fn name(&self, c: &Config) -> String {
-        format!("layers.{}.{} row {} element {}", self.layer(c), self.cache.tap(), self.row, self.element)
+        let Bin { cache, call, row, element, .. } = self;
+        let (layers, stages) = (c.num_hidden_layers, c.dspark.stages);
+        let owner = match call.checked_sub(layers) {
+            Some(s) if *cache == Cache::Window => format!("mtp.{}", s % stages),
+            _ => format!("layers.{}", self.layer(c)),
+        };
+        format!("{owner}.{} row {row} element {element}", cache.tap())
+    }
+}
+
+/// The bins that fell another way in a run, the first row's first: with each of these values nudged across its
+/// boundary, all rows are within `limit`. `run` gives the distance of each row; the first is that of position `first`.
+///
+/// # Errors
+/// The first row that no value at a boundary explains.
+pub fn departed_bins<B: Backend>(
+    probe: &Model<Probe<B>>,
+    first: usize,
+    limit: f64,
+    run: impl Fn() -> Vec<f64>,
+) -> Result<Vec<Bin>, String> {
+    let config = probe.config();
+    let run = |bins: &[Bin]| {
+        probe.backend().start(bins);
+        run()
+    };
+    let mut bins: Vec<Bin> = Vec::new();
+    loop {
+        let rows = run(&bins);
+        let Some(bad) = rows.iter().position(|d| *d >= limit) else { return Ok(bins) };
+        let mut near = probe.backend().near();
+        near.retain(|b| b.position(config) <= first + bad && !bins.iter().any(|n| n.is(b)));
+        near.sort_by_key(|b| std::cmp::Reverse(b.position(config)));
+        let tried = near.len();
+        let found = near.into_iter().find(|b| {
+            let rows = run(&[bins.as_slice(), &[*b]].concat());
+            rows[..=bad].iter().all(|d| *d < limit)
+        });
+        bins.push(found.ok_or_else(|| {
+            format!(
+                "row {bad} departs by {:.2e}; none of {tried} values at a boundary explains it",
+                rows[bad]
+            )
+        })?);
     }
 }
 
@@ -122,16 +174,18 @@ impl<B: Backend> Probe<B> {
             let call = record.calls[..i].iter().filter(|(c, _)| c == cache).count();
             for row in 0..x.rows() {
                 let (values, size) = (x.row(row), cache.block());
-                let reach = reach(values);
+                let rms = rms(values);
                 for (b, block) in values.chunks(size).enumerate() {
                     let codes = cache.codes(block);
-                    for e in 0..block.len() {
-                        for up in [false, true] {
+                    for (e, up) in (0..block.len()).flat_map(|e| [(e, false), (e, true)]) {
+                        let crosses = |reach: f32| {
                             let mut other = block.to_vec();
-                            nudge(&mut other[e], reach, up);
-                            if cache.codes(&other) != codes {
-                                bins.push(Bin { cache: *cache, call, row, element: b * size + e, up });
-                            }
+                            nudge(&mut other[e], reach * rms, up);
+                            cache.codes(&other) != codes
+                        };
+                        if crosses(REACH) {
+                            let distance = bisect(REACH, crosses);
+                            bins.push(Bin { cache: *cache, call, row, element: b * size + e, up, distance });
                         }
                     }
                 }
@@ -146,7 +200,7 @@ impl<B: Backend> Probe<B> {
         let call = record.calls.iter().filter(|(c, _)| *c == cache).count();
         let mut values = host.as_f32().to_vec();
         for bin in record.nudges.iter().filter(|b| b.cache == cache && b.call == call) {
-            nudge(&mut values[bin.row * host.width() + bin.element], reach(host.row(bin.row)), bin.up);
+            nudge(&mut values[bin.row * host.width() + bin.element], REACH * rms(host.row(bin.row)), bin.up);
         }
         let nudged = self.inner.upload(&Host::f32(host.shape(), values)).unwrap();
         record.calls.push((cache, host));
@@ -154,14 +208,25 @@ impl<B: Backend> Probe<B> {
     }
 }
 
-fn reach(row: &[f32]) -> f32 {
+fn rms(row: &[f32]) -> f32 {
     let square: f32 = row.iter().map(|v| v * v).sum();
-    REACH * (square / row.len() as f32).sqrt()
+    (square / row.len() as f32).sqrt()
 }
 
-fn nudge(v: &mut f32, reach: f32, up: bool) {
-    let step = reach.max(v.abs() * REACH);
-    *v += if up { step } else { -step };
+fn nudge(v: &mut f32, by: f32, up: bool) {
+    // At least one step of a large value.
+    let by = by.max(v.abs() * 1.2e-7);
+    *v += if up { by } else { -by };
+}
+
+/// The smallest reach that crosses, to a percent of `most`.
+fn bisect(most: f32, crosses: impl Fn(f32) -> bool) -> f32 {
+    let (mut low, mut high) = (0.0, most);
+    for _ in 0..7 {
+        let middle = (low + high) / 2.0;
+        if crosses(middle) { high = middle } else { low = middle }
+    }
+    high
 }
 
 macro_rules! delegate {
