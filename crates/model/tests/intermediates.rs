@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use common::{
     Golden, Tokens, load, on_backends,
     probe::{Bin, Cache, Probe},
-    trace::{Kind, Row, compare, kind, trace},
+    trace::{Kind, Row, compare, kind, limit, trace},
 };
 use model::{Input, Model, Rows};
 use ops::{Backend, Data, Host, Mode, Taps};
@@ -18,19 +18,6 @@ on_backends!(intermediates_equal_the_goldens, decode_selects_what_the_goldens_se
 
 /// Choices whose golden margin is smaller are ties in single precision. The goldens have none (README: 6.8e-5).
 const TIE: f32 = 1e-5;
-
-/// Limit of a row's NRMS.
-fn limit(name: &str) -> f64 {
-    match name.rsplit('.').next().unwrap() {
-        // Signed sums over heads: of rows with few entries, terms cancel to a tenth and less of their size.
-        "index_scores" => 1e-5,
-        // Ratios of two scores that are sqrt(softplus) of a logit, which may be small.
-        "weights" => 5e-6,
-        // fp32 sums in another order, through up to ten layers.
-        _ if kind(name) == Kind::Values => 2e-6,
-        _ => 0.0,
-    }
-}
 
 fn intermediates_equal_the_goldens<B: Backend>(make: impl Fn(Mode) -> B) {
     for name in ["nano", "micro"] {
