@@ -58,8 +58,8 @@ impl Codebook {
         match self {
             Codebook::Mul1 => {
                 let sum: u32 = x.to_le_bytes().into_iter().map(u32::from).sum();
-                // 1024 k is exact, so the fused multiply-add over 1024 + sum reduces to this; exact in f64.
-                f16::from_f64(MUL1_SLOPE * f64::from(sum) + MUL1_OFFSET)
+                // 1024 slopes are exact, so the fused multiply-add over 1024 + sum reduces to this; exact in f32.
+                f16::from_f32(MUL1_SLOPE * sum as f32 + MUL1_OFFSET)
             }
             _ => {
                 let x = (x & 0x8FFF_8FFF) ^ 0x3B60_3B60;
@@ -71,24 +71,30 @@ impl Codebook {
 
     /// All 65,536 values, widened to f32.
     pub fn table(self) -> &'static [f32; STATES] {
-        static TABLES: [LazyLock<Box<[f32; STATES]>>; 3] = [
-            LazyLock::new(|| build(Codebook::ThreeInst)),
-            LazyLock::new(|| build(Codebook::Mcg)),
-            LazyLock::new(|| build(Codebook::Mul1)),
+        static TABLES: [LazyLock<Box<Table<f32>>>; 3] = [
+            LazyLock::new(|| Table::build(Codebook::ThreeInst, f16::to_f32)),
+            LazyLock::new(|| Table::build(Codebook::Mcg, f16::to_f32)),
+            LazyLock::new(|| Table::build(Codebook::Mul1, f16::to_f32)),
         ];
-        &TABLES[self as usize]
+        &TABLES[self as usize].0
     }
 }
 
 /// fp16 0x1EEE.
-pub(crate) const MUL1_SLOPE: f64 = 887.0 / 131_072.0;
+pub(crate) const MUL1_SLOPE: f32 = 887.0 / 131_072.0;
 /// fp16 0xC931 plus 1024 slopes.
-pub(crate) const MUL1_OFFSET: f64 = -3.453_125;
+pub(crate) const MUL1_OFFSET: f32 = -3.453_125;
 
-fn build(codebook: Codebook) -> Box<[f32; STATES]> {
-    let mut table = Box::new([0.0; STATES]);
-    for (state, value) in table.iter_mut().enumerate() {
-        *value = codebook.value(state as u16).to_f32();
+/// Every state's value, on cache lines of its own.
+#[repr(align(64))]
+pub(crate) struct Table<T>(pub(crate) [T; STATES]);
+
+impl<T: Copy + Default> Table<T> {
+    pub(crate) fn build(codebook: Codebook, convert: fn(f16) -> T) -> Box<Self> {
+        let mut table = Box::new(Table([T::default(); STATES]));
+        for (state, value) in table.0.iter_mut().enumerate() {
+            *value = convert(codebook.value(state as u16));
+        }
+        table
     }
-    table
 }

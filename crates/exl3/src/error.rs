@@ -115,6 +115,12 @@ pub enum Error {
         /// Its value.
         found: usize,
     },
+    /// Weights too large for the format's fp16 scales.
+    #[error("{what}: a scale exceeds the range of fp16; the weights are too large for EXL3")]
+    ScaleRange {
+        /// `suh` or `svh`.
+        what: &'static str,
+    },
     /// The Hessian cannot be factored.
     #[error(
         "Hessian of {features} features is not positive definite even after damping; use more calibration rows"
