@@ -1,0 +1,14 @@
+//! Qualification: what makes an engine's numerics known.
+
+mod digest;
+mod error;
+pub mod judge;
+pub mod scores;
+pub mod thresholds;
+pub mod trace;
+mod verdict;
+
+pub use digest::{sha256_file, sha256_hex};
+pub use error::{Error, Result};
+pub use thresholds::Thresholds;
+pub use verdict::Verdict;
