@@ -6,11 +6,21 @@ use checkpoint::Form;
 
 use crate::{
     kernels::{Buffer, Kernels, Line, Tile},
-    order::{self, GROUP, LANES, Layout, STEP, View},
+    order::{self, LANES, Layout, STEP, View},
+    portable, tables,
 };
 
-pub(crate) const KERNELS: Kernels =
-    Kernels { tile_rows: [3, 4], pack, decode, tile, reduce, gemv: Some(gemv) };
+pub(crate) const KERNELS: Kernels = Kernels {
+    tile_rows: [3, 4],
+    pack,
+    decode,
+    tile,
+    reduce,
+    gemv: Some(gemv),
+    read,
+    spin,
+    spin_fma: 8 * SPIN,
+};
 
 /// Weight rows that one pass of `gemv` takes together.
 const ROWS: usize = 4;
@@ -28,12 +38,39 @@ trait Step {
     /// Bytes of codes of a step.
     const BYTES: usize;
 
-    /// Nothing seen yet.
-    unsafe fn new() -> Self;
+    /// `low` is the smallest scale byte that will come.
+    unsafe fn new(low: u8) -> Self;
 
-    /// Decodes `BYTES` bytes at `p`; `s` points to the two groups' scale factors where the form has any, `spill` to two
-    /// lines for the decoder's use.
-    unsafe fn step(&mut self, p: *const u8, s: *const f32, spill: *mut Line) -> Sets;
+    /// Decodes `BYTES` bytes at `p`; `s` points to the scale bytes of the two groups, all in the window of `order`, where
+    /// the decoder applies any; `spill` to two lines for the decoder's use.
+    unsafe fn step(&mut self, p: *const u8, s: *const u8, spill: *mut Line) -> Sets;
+
+    /// Adds the products of a step with the STEP floats at `x` to the lanes of `sum`, all divided by `factor`.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn add(
+        &mut self,
+        p: *const u8,
+        s: *const u8,
+        spill: *mut Line,
+        x: *const f32,
+        sum: &mut [__m256; 2],
+    ) {
+        // SAFETY: as the caller says.
+        unsafe {
+            let w = self.step(p, s, spill);
+            for c in 0..4 {
+                for h in 0..2 {
+                    sum[h] = _mm256_fmadd_ps(w[c][h], _mm256_load_ps(x.add(16 * c + 8 * h)), sum[h]);
+                }
+            }
+        }
+    }
+
+    /// What `add` left out: a power of two.
+    unsafe fn factor(&self) -> f32 {
+        1.0
+    }
 
     /// Whether a code was a NaN, which `step` does not decode.
     unsafe fn saw_nan(&self) -> bool {
@@ -48,13 +85,13 @@ impl Step for F32 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn new() -> Self {
+    unsafe fn new(_: u8) -> Self {
         F32
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, _: *const f32, _: *mut Line) -> Sets {
+    unsafe fn step(&mut self, p: *const u8, _: *const u8, _: *mut Line) -> Sets {
         let p = p.cast::<f32>();
         // SAFETY: the caller gives BYTES readable bytes.
         std::array::from_fn(|i| unsafe {
@@ -70,13 +107,13 @@ impl Step for Bf16 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn new() -> Self {
+    unsafe fn new(_: u8) -> Self {
         Bf16
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, _: *const f32, _: *mut Line) -> Sets {
+    unsafe fn step(&mut self, p: *const u8, _: *const u8, _: *mut Line) -> Sets {
         let high = _mm256_set1_epi32(0xffff_0000u32 as i32);
         // SAFETY: the caller gives BYTES readable bytes.
         let v: [__m256i; 4] = std::array::from_fn(|i| unsafe { _mm256_loadu_si256(p.add(32 * i).cast()) });
@@ -86,32 +123,58 @@ impl Step for Bf16 {
     }
 }
 
-/// Converts 8 halves in memory: from memory it needs no shuffle port, and a plain load would be forwarded into a
-/// register by the compiler.
+/// Converts the 8 halves `H` bytes from `b` and adds their products with the floats `X` bytes from `x`. From memory the
+/// conversion needs no shuffle port. One block, so that it stays beside its use: left to itself the compiler forwards the
+/// halves into registers, converts all first and runs out of them.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add_halves<const H: usize, const X: usize>(sum: &mut __m256, b: *const u8, x: *const f32) {
+    // SAFETY: the caller gives readable bytes at both places; the block only reads them.
+    unsafe {
+        std::arch::asm!("vcvtph2ps {t}, xmmword ptr [{b} + {h}]", "vfmadd231ps {s}, {t}, ymmword ptr [{x} + {o}]",
+            t = out(ymm_reg) _, s = inout(ymm_reg) *sum, b = in(reg) b, x = in(reg) x, h = const H, o = const X,
+            options(readonly, nostack, preserves_flags));
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn halves(p: *const u8) -> __m256 {
-    let out: __m256;
-    // SAFETY: the caller gives 16 readable bytes; the instruction only reads them.
-    unsafe {
-        std::arch::asm!("vcvtph2ps {o}, xmmword ptr [{p}]", o = lateout(ymm_reg) out, p = in(reg) p,
-            options(pure, readonly, nostack, preserves_flags));
-    }
-    out
+    // SAFETY: the caller gives 16 readable bytes.
+    unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scaled(w: Sets, s: *const f32) -> Sets {
-    // SAFETY: the caller gives two factors.
-    let s = unsafe { [_mm256_set1_ps(*s), _mm256_set1_ps(*s.add(1))] };
-    std::array::from_fn(|i| [_mm256_mul_ps(w[i][0], s[i / 2]), _mm256_mul_ps(w[i][1], s[i / 2])])
+fn scaled(w: Sets, f: [f32; 2]) -> Sets {
+    let f = [_mm256_set1_ps(f[0]), _mm256_set1_ps(f[1])];
+    std::array::from_fn(|i| [_mm256_mul_ps(w[i][0], f[i / 2]), _mm256_mul_ps(w[i][1], f[i / 2])])
 }
 
 /// E4M3 through half precision: sign, a zero bit, exponent and mantissa moved into place give the value times 2^-8,
-/// subnormals included. `SCALED` multiplies by the scale factors, which then carry the 2^8.
+/// subnormals included. `SCALED` applies the scale and the 2^8; without it both are in the activations.
 struct Fp8<const SCALED: bool> {
     largest: __m256i,
+}
+
+impl<const SCALED: bool> Fp8<SCALED> {
+    /// Writes the halves of a step: first group even, odd, second group even, odd.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn spill(&mut self, p: *const u8, spill: *mut Line) {
+        let keep = _mm256_set1_epi16(0xbf80u16 as i16);
+        for g in 0..2 {
+            // SAFETY: the caller gives STEP readable bytes and two lines at `spill`.
+            unsafe {
+                let b = spill.add(g).cast::<__m256i>();
+                let v = _mm256_loadu_si256(p.add(32 * g).cast());
+                self.largest = _mm256_max_epu8(self.largest, _mm256_and_si256(v, _mm256_set1_epi8(0x7f)));
+                let even = _mm256_and_si256(_mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(v)), keep);
+                _mm256_store_si256(b, even);
+                _mm256_store_si256(b.add(1), _mm256_and_si256(_mm256_srai_epi16::<1>(v), keep));
+            }
+        }
+    }
 }
 
 impl<const SCALED: bool> Step for Fp8<SCALED> {
@@ -119,30 +182,53 @@ impl<const SCALED: bool> Step for Fp8<SCALED> {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn new() -> Self {
+    unsafe fn new(_: u8) -> Self {
         Self { largest: _mm256_setzero_si256() }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, s: *const f32, spill: *mut Line) -> Sets {
-        // SAFETY: the caller gives BYTES readable bytes, two lines at `spill` and, where SCALED, two factors at `s`.
+    unsafe fn step(&mut self, p: *const u8, s: *const u8, spill: *mut Line) -> Sets {
+        // SAFETY: the caller gives BYTES readable bytes, two lines at `spill` and, where SCALED, two scale bytes.
         unsafe {
+            self.spill(p, spill);
             let b = spill.cast::<u8>();
-            let keep = _mm256_set1_epi16(0xbf80u16 as i16);
-            for g in 0..2 {
-                let v = _mm256_loadu_si256(p.add(32 * g).cast());
-                self.largest = _mm256_max_epu8(self.largest, _mm256_and_si256(v, _mm256_set1_epi8(0x7f)));
-                let odd = _mm256_and_si256(_mm256_srai_epi16::<1>(v), keep);
-                let even = _mm256_and_si256(_mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(v)), keep);
-                _mm256_store_si256(b.add(64 * g).cast(), even);
-                _mm256_store_si256(b.add(64 * g + 32).cast(), odd);
+            let w = std::array::from_fn(|i| [halves(b.add(32 * i)), halves(b.add(32 * i + 16))]);
+            if SCALED { scaled(w, [tables::factor_256(*s), tables::factor_256(*s.add(1))]) } else { w }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn add(
+        &mut self,
+        p: *const u8,
+        s: *const u8,
+        spill: *mut Line,
+        x: *const f32,
+        sum: &mut [__m256; 2],
+    ) {
+        let [low, high] = sum;
+        // SAFETY: as for `step`; the caller gives STEP floats at `x`.
+        unsafe {
+            if SCALED {
+                let w = self.step(p, s, spill);
+                for c in 0..4 {
+                    *low = _mm256_fmadd_ps(w[c][0], _mm256_load_ps(x.add(16 * c)), *low);
+                    *high = _mm256_fmadd_ps(w[c][1], _mm256_load_ps(x.add(16 * c + 8)), *high);
+                }
+                return;
             }
-            let mut w = [[_mm256_setzero_ps(); 2]; 4];
-            for i in 0..4 {
-                w[i] = [halves(b.add(32 * i)), halves(b.add(32 * i + 16))];
-            }
-            if SCALED { scaled(w, s) } else { w }
+            self.spill(p, spill);
+            let b = spill.cast::<u8>();
+            add_halves::<0, 0>(low, b, x);
+            add_halves::<16, 32>(high, b, x);
+            add_halves::<32, 64>(low, b, x);
+            add_halves::<48, 96>(high, b, x);
+            add_halves::<64, 128>(low, b, x);
+            add_halves::<80, 160>(high, b, x);
+            add_halves::<96, 192>(low, b, x);
+            add_halves::<112, 224>(high, b, x);
         }
     }
 
@@ -153,96 +239,128 @@ impl<const SCALED: bool> Step for Fp8<SCALED> {
     }
 }
 
-/// E2M1 through the upper bytes of half-precision values; the lower bytes are zero.
-struct Fp4;
+/// E2M1 through the upper bytes of half-precision values; the lower bytes are zero. `add` takes the scales relative to
+/// the smallest: as exponents of the halves they cost nothing.
+struct Fp4 {
+    /// The table of scale byte 0, if there were one: those from `low` on exist.
+    tables: *const u8,
+    low: u8,
+}
 
-const HALF_HIGH: [u8; 16] =
-    [0x00, 0x38, 0x3c, 0x3e, 0x40, 0x42, 0x44, 0x46, 0x80, 0xb8, 0xbc, 0xbe, 0xc0, 0xc2, 0xc4, 0xc6];
+impl Fp4 {
+    /// Writes the halves of a step by the table `t` of either group: even columns lanes 0 to 7, even 8 to 15, odd 0 to 7,
+    /// odd 8 to 15; each of both groups.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn spill(p: *const u8, t: [*const u8; 2], spill: *mut Line) {
+        // SAFETY: the caller gives STEP / 2 readable bytes, two tables and two lines.
+        unsafe {
+            let t = [_mm_load_si128(t[0].cast()), _mm_load_si128(t[1].cast())];
+            let t = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(t[0]), t[1]);
+            let v = _mm256_loadu_si256(p.cast());
+            let code = _mm256_set1_epi8(0x0f);
+            let even = _mm256_shuffle_epi8(t, _mm256_and_si256(v, code));
+            let odd = _mm256_shuffle_epi8(t, _mm256_and_si256(_mm256_srli_epi16::<4>(v), code));
+            // Each half of a register is a group; unpacking within halves keeps lanes 0 to 7 of both in one register.
+            let zero = _mm256_setzero_si256();
+            let b = spill.cast::<__m256i>();
+            _mm256_store_si256(b, _mm256_unpacklo_epi8(zero, even));
+            _mm256_store_si256(b.add(1), _mm256_unpackhi_epi8(zero, even));
+            _mm256_store_si256(b.add(2), _mm256_unpacklo_epi8(zero, odd));
+            _mm256_store_si256(b.add(3), _mm256_unpackhi_epi8(zero, odd));
+        }
+    }
+}
 
 impl Step for Fp4 {
     const BYTES: usize = STEP / 2;
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn new() -> Self {
-        Fp4
+    unsafe fn new(low: u8) -> Self {
+        Self { tables: tables::half_e2m1(0).wrapping_sub(16 * usize::from(low)), low }
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, s: *const f32, spill: *mut Line) -> Sets {
-        // SAFETY: the caller gives BYTES readable bytes, two lines and two factors.
+    unsafe fn step(&mut self, p: *const u8, s: *const u8, spill: *mut Line) -> Sets {
+        // SAFETY: the caller gives BYTES readable bytes, two lines and two scale bytes.
         unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(HALF_HIGH.as_ptr().cast()));
-            let v = _mm256_loadu_si256(p.cast());
-            let low = _mm256_set1_epi8(0x0f);
-            let even = _mm256_shuffle_epi8(table, _mm256_and_si256(v, low));
-            let odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(v), low));
-            // Each half of a register is a group; unpacking within halves keeps lanes 0 to 7 of both in one register.
-            let zero = _mm256_setzero_si256();
+            Self::spill(p, [tables::half_e2m1(tables::HALF_MIDDLE); 2], spill);
             let b = spill.cast::<u8>();
-            _mm256_store_si256(b.cast(), _mm256_unpacklo_epi8(zero, even));
-            _mm256_store_si256(b.add(32).cast(), _mm256_unpackhi_epi8(zero, even));
-            _mm256_store_si256(b.add(64).cast(), _mm256_unpacklo_epi8(zero, odd));
-            _mm256_store_si256(b.add(96).cast(), _mm256_unpackhi_epi8(zero, odd));
-            let mut w = [[_mm256_setzero_ps(); 2]; 4];
-            for i in 0..4 {
+            let w = std::array::from_fn(|i| {
                 let at = b.add(64 * (i & 1) + 16 * (i >> 1));
-                w[i] = [halves(at), halves(at.add(32))];
-            }
-            scaled(w, s)
+                [halves(at), halves(at.add(32))]
+            });
+            scaled(w, [tables::factor(*s), tables::factor(*s.add(1))])
         }
     }
-}
 
-/// Scale factors of a row in `out` (two per step, zeros beyond the last group): 2^(byte - 127) times 2^`shift`, for
-/// bytes of the folding window.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn factors(scales: &[u8], shift: u32, out: &mut [f32]) {
-    let (head, rest) = out.split_at_mut(scales.len());
-    for (o, s) in head.iter_mut().zip(scales) {
-        *o = f32::from_bits((u32::from(*s) + shift) << 23);
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn add(
+        &mut self,
+        p: *const u8,
+        s: *const u8,
+        spill: *mut Line,
+        x: *const f32,
+        sum: &mut [__m256; 2],
+    ) {
+        let [low, high] = sum;
+        // SAFETY: as for `step`; the caller gives STEP floats at `x`.
+        unsafe {
+            let t = [0, 1].map(|g| self.tables.wrapping_add(16 * usize::from(*s.add(g))));
+            Self::spill(p, t, spill);
+            let b = spill.cast::<u8>();
+            add_halves::<0, 0>(low, b, x);
+            add_halves::<32, 32>(high, b, x);
+            add_halves::<64, 64>(low, b, x);
+            add_halves::<96, 96>(high, b, x);
+            add_halves::<16, 128>(low, b, x);
+            add_halves::<48, 160>(high, b, x);
+            add_halves::<80, 192>(low, b, x);
+            add_halves::<112, 224>(high, b, x);
+        }
     }
-    rest.fill(0.0);
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn factor(&self) -> f32 {
+        tables::factor(self.low + tables::HALF_MIDDLE)
+    }
 }
 
-/// `N` weight rows from `r` times the row `x` (laid out, padded): lanes into `acc`. `s` holds the rows' factors,
-/// `s_stride` apart.
+/// `N` weight rows from `r` times the row `x` (laid out, padded): lanes into `acc`. `scales`: whether the decoder reads
+/// scales.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<D: Step, const N: usize>(
+    d: &mut D,
     v: &View,
     r: usize,
     x: &[f32],
-    s: *const f32,
-    s_stride: usize,
+    scales: bool,
     acc: &mut [Line; ROWS],
-) -> [bool; ROWS] {
-    let mut spill = [Line([0.0; 16]); 2 * ROWS];
+) {
+    let mut spill = [Line([0.0; 16]); 2];
     let spill = spill.as_mut_ptr();
     let whole = v.row_bytes / D::BYTES;
     let p = v.row(r).as_ptr();
+    // A line of the rows that come next for each line of these.
     let ahead = N * v.row_bytes;
-    // SAFETY: every row has `whole * BYTES` bytes of codes and two factors per step, `x` has STEP floats per step
-    // and `spill` two lines per row.
+    let (s, s_stride) = if scales { (v.scales(r).as_ptr(), v.groups) } else { (p, 0) };
+    // SAFETY: every row has `whole * BYTES` bytes of codes and, where `scales`, two scale bytes per whole step; `x` has
+    // STEP floats per step.
     unsafe {
-        let mut d: [D; N] = std::array::from_fn(|_| D::new());
         let mut sum = [[_mm256_setzero_ps(); 2]; N];
         for t in 0..whole {
             let xp = x.as_ptr().add(STEP * t);
             for i in 0..N {
                 let q = p.add(i * v.row_bytes + t * D::BYTES);
                 for line in 0..D::BYTES.div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(q.wrapping_add(ahead + 64 * line).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(q.wrapping_add(ahead + 64 * line).cast());
                 }
-                let w = d[i].step(q, s.add(i * s_stride + 2 * t), spill.add(2 * i));
-                for c in 0..4 {
-                    for h in 0..2 {
-                        let xc = _mm256_load_ps(xp.add(16 * c + 8 * h));
-                        sum[i][h] = _mm256_fmadd_ps(w[c][h], xc, sum[i][h]);
-                    }
-                }
+                d.add(q, s.wrapping_add(i * s_stride + 2 * t), spill, xp, &mut sum[i]);
             }
         }
         let rest = v.row_bytes - whole * D::BYTES;
@@ -250,121 +368,90 @@ unsafe fn rows<D: Step, const N: usize>(
             for i in 0..N {
                 let mut codes = [0u8; 4 * STEP];
                 codes[..rest].copy_from_slice(&v.row(r + i)[whole * D::BYTES..]);
-                let w = d[i].step(codes.as_ptr(), s.add(i * s_stride + 2 * whole), spill.add(2 * i));
-                for c in 0..4 {
-                    for h in 0..2 {
-                        let xc = _mm256_load_ps(x.as_ptr().add(STEP * whole + 16 * c + 8 * h));
-                        sum[i][h] = _mm256_fmadd_ps(w[c][h], xc, sum[i][h]);
-                    }
-                }
+                let s = tables::last_scales(v, r + i, whole);
+                d.add(codes.as_ptr(), s.as_ptr(), spill, x.as_ptr().add(STEP * whole), &mut sum[i]);
             }
         }
-        let mut nan = [false; ROWS];
         for i in 0..N {
             _mm256_store_ps(acc[i].0.as_mut_ptr(), sum[i][0]);
             _mm256_store_ps(acc[i].0.as_mut_ptr().add(8), sum[i][1]);
-            nan[i] = d[i].saw_nan();
         }
-        nan
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemv_form<D: Step>(
-    v: &View,
-    r: usize,
-    x: &[f32],
-    shift: Option<u32>,
-    factor: &mut [f32],
-    out: &mut [f32],
-) {
-    let stride = 2 * order::padded(v.cols) / STEP;
+unsafe fn gemv_form<D: Step>(v: &View, r: usize, x: &[f32], low: Option<u8>, out: &mut [f32]) {
     for (g, out) in out.chunks_mut(ROWS).enumerate() {
         let r = r + g * ROWS;
-        if let Some(shift) = shift {
-            for (i, f) in factor.chunks_mut(stride).take(out.len()).enumerate() {
-                factors(v.scales(r + i), shift, f);
-            }
-        }
         let mut acc = [Line([0.0; 16]); ROWS];
-        let s = factor.as_ptr();
-        // SAFETY: rows r..r + out.len() exist, `x` is padded and `factor` holds their factors; `acc` has a line per
-        // output.
-        let nan = unsafe {
-            let nan = match out.len() {
-                4 => rows::<D, 4>(v, r, x, s, stride, &mut acc),
-                3 => rows::<D, 3>(v, r, x, s, stride, &mut acc),
-                2 => rows::<D, 2>(v, r, x, s, stride, &mut acc),
-                _ => rows::<D, 1>(v, r, x, s, stride, &mut acc),
-            };
-            reduce(acc.as_ptr().cast(), out);
-            nan
-        };
-        for (y, nan) in out.iter_mut().zip(nan) {
-            if nan {
-                *y = f32::NAN;
+        // SAFETY: rows r..r + out.len() exist and `x` is padded; `acc` has a line per output.
+        let (factor, nan) = unsafe {
+            let mut d = D::new(low.unwrap_or_default());
+            match out.len() {
+                4 => rows::<D, 4>(&mut d, v, r, x, low.is_some(), &mut acc),
+                3 => rows::<D, 3>(&mut d, v, r, x, low.is_some(), &mut acc),
+                2 => rows::<D, 2>(&mut d, v, r, x, low.is_some(), &mut acc),
+                _ => rows::<D, 1>(&mut d, v, r, x, low.is_some(), &mut acc),
             }
+            reduce(acc.as_ptr().cast(), out);
+            (d.factor(), d.saw_nan())
+        };
+        for (i, y) in out.iter_mut().enumerate() {
+            *y = if nan && v.has_nan(r + i) { f32::NAN } else { *y * factor };
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) {
+unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) -> bool {
     let k = order::padded(v.cols);
     assert!(x.len() >= k && r + out.len() <= v.rows, "{} rows from {r} of {}", out.len(), v.rows);
-    let scratch = scratch.take(k.max(ROWS * 2 * k / STEP));
-    // SAFETY: sizes were checked; the factors fill ROWS * 2 per step.
+    let range = v.scale_range(r, out.len());
+    if !order::movable(&range) {
+        return false;
+    }
+    let (low, high) = range.into_inner();
+    // SAFETY: sizes were checked.
     unsafe {
         match v.form {
-            Form::F32 => gemv_form::<F32>(v, r, x, None, scratch, out),
-            Form::Bf16 => gemv_form::<Bf16>(v, r, x, None, scratch, out),
+            Form::F32 => gemv_form::<F32>(v, r, x, None, out),
+            Form::Bf16 => gemv_form::<Bf16>(v, r, x, None, out),
             Form::Fp8Block32 => {
-                // One scale for 32 rows and 32 columns: scale the activations once instead of every weight.
-                let folded = &mut scratch[..k];
-                let scales = v.scales(r);
-                for ((o, x), s) in folded.chunks_exact_mut(GROUP).zip(x.chunks_exact(GROUP)).zip(scales) {
-                    let s = f32::from_bits((u32::from(*s) + 8) << 23);
-                    for (o, x) in o.iter_mut().zip(x) {
-                        *o = x * s;
-                    }
-                }
-                folded[scales.len() * GROUP..].fill(0.0);
-                gemv_form::<Fp8<false>>(v, r, folded, None, &mut [], out);
+                let folded = scratch.take(k);
+                tables::fold(v, r, x, folded);
+                gemv_form::<Fp8<false>>(v, r, folded, None, out);
             }
-            Form::Fp8Row32 => gemv_form::<Fp8<true>>(v, r, x, Some(8), scratch, out),
-            Form::Fp4Row32 => gemv_form::<Fp4>(v, r, x, Some(0), scratch, out),
+            Form::Fp8Row32 => gemv_form::<Fp8<true>>(v, r, x, Some(low), out),
+            Form::Fp4Row32 if high.saturating_sub(low) > tables::HALF_RANGE => return false,
+            Form::Fp4Row32 => gemv_form::<Fp4>(v, r, x, Some(low), out),
         }
     }
+    true
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, shift: Option<u32>, out: &mut [f32]) {
+unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, out: &mut [f32]) {
     let (row, scales) = (v.row(r), v.scales(r));
-    if shift.is_some() && !order::scale_window(scales) {
+    let range = order::scale_range(scales);
+    if !order::movable(&range) {
         return v.decode(r, k0, out);
     }
     let mut spill = [Line([0.0; 16]); 2];
     // SAFETY: every step reads its bytes from the row or from the padded copy and writes STEP floats of `out`.
     unsafe {
-        let mut d = D::new();
+        let mut d = D::new(*range.start());
         for (t, o) in out.chunks_exact_mut(STEP).enumerate() {
-            let k = k0 + t * STEP;
-            let mut s = [0.0f32; 2];
-            if let Some(shift) = shift {
-                for (s, b) in s.iter_mut().zip(scales.iter().skip(k / GROUP)) {
-                    *s = f32::from_bits((u32::from(*b) + shift) << 23);
-                }
-            }
-            let start = k / STEP * D::BYTES;
+            let t = k0 / STEP + t;
+            let start = t * D::BYTES;
             let w = if start + D::BYTES <= row.len() {
-                d.step(row.as_ptr().add(start), s.as_ptr(), spill.as_mut_ptr())
+                d.step(row.as_ptr().add(start), scales.as_ptr().wrapping_add(2 * t), spill.as_mut_ptr())
             } else {
                 let mut codes = [0u8; 4 * STEP];
                 let rest = &row[start.min(row.len())..];
                 codes[..rest.len()].copy_from_slice(rest);
-                d.step(codes.as_ptr(), s.as_ptr(), spill.as_mut_ptr())
+                d.step(codes.as_ptr(), tables::last_scales(v, r, t).as_ptr(), spill.as_mut_ptr())
             };
             for c in 0..4 {
                 for h in 0..2 {
@@ -384,10 +471,10 @@ fn decode(v: &View, r: usize, k0: usize, out: &mut [f32]) {
     // SAFETY: sizes were checked.
     unsafe {
         match v.form {
-            Form::F32 => decode_form::<F32>(v, r, k0, None, out),
-            Form::Bf16 => decode_form::<Bf16>(v, r, k0, None, out),
-            Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, Some(8), out),
-            Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, Some(0), out),
+            Form::F32 => decode_form::<F32>(v, r, k0, out),
+            Form::Bf16 => decode_form::<Bf16>(v, r, k0, out),
+            Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, out),
+            Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, out),
         }
     }
 }
@@ -475,4 +562,31 @@ pub(crate) unsafe fn reduce(acc: *const f32, out: &mut [f32]) {
         // SAFETY: as above.
         out[j] = order::reduce(unsafe { &*acc.add(j * LANES).cast::<[f32; LANES]>() });
     }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn read(data: &[u64]) -> u64 {
+    portable::read(data)
+}
+
+/// Independent sums of `spin`: enough to cover the latency of a multiply-add.
+const SPIN: usize = 12;
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn spin(rounds: usize) -> f32 {
+    let mut sums = [_mm256_set1_ps(1.0); SPIN];
+    let (a, b) = std::hint::black_box((_mm256_set1_ps(0.999), _mm256_set1_ps(0.001)));
+    for _ in 0..rounds {
+        for s in &mut sums {
+            *s = _mm256_fmadd_ps(*s, a, b);
+        }
+    }
+    let mut out = [0.0f32; 8];
+    let mut total = 0.0;
+    for s in sums {
+        // SAFETY: `out` has the size of a register.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), s) };
+        total += out.iter().sum::<f32>();
+    }
+    total
 }

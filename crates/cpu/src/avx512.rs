@@ -7,11 +7,21 @@ use checkpoint::Form;
 use crate::{
     avx2,
     kernels::{Buffer, Kernels, Line, Tile},
-    order::{self, GROUP, LANES, Layout, STEP, View},
+    order::{self, LANES, Layout, STEP, View},
+    portable, tables,
 };
 
-pub(crate) const KERNELS: Kernels =
-    Kernels { tile_rows: [6, 4], pack, decode, tile, reduce: avx2::reduce, gemv: Some(gemv) };
+pub(crate) const KERNELS: Kernels = Kernels {
+    tile_rows: [6, 4],
+    pack,
+    decode,
+    tile,
+    reduce: avx2::reduce,
+    gemv: Some(gemv),
+    read,
+    spin,
+    spin_fma: 16 * SPIN,
+};
 
 /// Weight rows that one pass of `gemv` takes together.
 const ROWS: usize = 4;
@@ -26,12 +36,11 @@ trait Step {
     /// Bytes of codes of a step.
     const BYTES: usize;
 
-    /// Nothing seen yet.
     unsafe fn new() -> Self;
 
-    /// Decodes `BYTES` bytes at `p`; `s` points to the two groups' scale factors where the form has any, `spill` to two
-    /// lines for the decoder's use.
-    unsafe fn step(&mut self, p: *const u8, s: *const f32, spill: *mut Line) -> [__m512; 4];
+    /// Decodes `BYTES` bytes at `p`; `s` points to the scale bytes of the two groups, all in the window of `order`, where
+    /// the decoder applies any.
+    unsafe fn step(&mut self, p: *const u8, s: *const u8) -> [__m512; 4];
 
     /// Whether a code was a NaN, which `step` does not decode.
     unsafe fn saw_nan(&self) -> bool {
@@ -52,7 +61,7 @@ impl Step for F32 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, _: *const f32, _: *mut Line) -> [__m512; 4] {
+    unsafe fn step(&mut self, p: *const u8, _: *const u8) -> [__m512; 4] {
         // SAFETY: the caller gives BYTES readable bytes.
         std::array::from_fn(|i| unsafe { _mm512_loadu_ps(p.cast::<f32>().add(16 * i)) })
     }
@@ -71,7 +80,7 @@ impl Step for Bf16 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, _: *const f32, _: *mut Line) -> [__m512; 4] {
+    unsafe fn step(&mut self, p: *const u8, _: *const u8) -> [__m512; 4] {
         // SAFETY: the caller gives BYTES readable bytes.
         let (a, b) = unsafe { (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(64).cast())) };
         let odd = _mm512_set1_epi32(0xffff_0000u32 as i32);
@@ -85,23 +94,9 @@ impl Step for Bf16 {
 }
 
 /// E4M3 through half precision: sign, a zero bit, exponent and mantissa moved into place give the value times 2^-8,
-/// subnormals included. `SCALED` multiplies by the scale factors, which then carry the 2^8.
+/// subnormals included. `SCALED` applies the scale and the 2^8; without it both are in the activations.
 struct Fp8<const SCALED: bool> {
     largest: __m512i,
-}
-
-/// Converts 16 halves in memory: from memory it needs no shuffle port, and a plain load would be forwarded into a
-/// register by the compiler.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn halves(p: *const u8) -> __m512 {
-    let out: __m512;
-    // SAFETY: the caller gives 32 readable bytes; the instruction only reads them.
-    unsafe {
-        std::arch::asm!("vcvtph2ps {o}, ymmword ptr [{p}]", o = lateout(zmm_reg) out, p = in(reg) p,
-            options(pure, readonly, nostack, preserves_flags));
-    }
-    out
 }
 
 impl<const SCALED: bool> Step for Fp8<SCALED> {
@@ -115,29 +110,22 @@ impl<const SCALED: bool> Step for Fp8<SCALED> {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, s: *const f32, spill: *mut Line) -> [__m512; 4] {
-        // SAFETY: the caller gives BYTES readable bytes, two lines at `spill` and, where SCALED, two factors at `s`.
-        unsafe {
-            let v = _mm512_loadu_si512(p.cast());
-            self.largest = _mm512_max_epu8(self.largest, _mm512_and_si512(v, _mm512_set1_epi8(0x7f)));
-            let keep = _mm512_set1_epi16(0xbf80u16 as i16);
-            let odd = _mm512_and_si512(_mm512_srai_epi16::<1>(v), keep);
-            let even = _mm512_and_si512(_mm512_srai_epi16::<1>(_mm512_slli_epi16::<8>(v)), keep);
-            _mm512_store_si512(spill.cast(), even);
-            _mm512_store_si512(spill.add(1).cast(), odd);
-            let b = spill.cast::<u8>();
-            let w = [halves(b), halves(b.add(64)), halves(b.add(32)), halves(b.add(96))];
-            if !SCALED {
-                return w;
-            }
-            let (s0, s1) = (_mm512_set1_ps(*s), _mm512_set1_ps(*s.add(1)));
-            [
-                _mm512_mul_ps(w[0], s0),
-                _mm512_mul_ps(w[1], s0),
-                _mm512_mul_ps(w[2], s1),
-                _mm512_mul_ps(w[3], s1),
-            ]
+    unsafe fn step(&mut self, p: *const u8, s: *const u8) -> [__m512; 4] {
+        // SAFETY: the caller gives BYTES readable bytes.
+        let v = unsafe { _mm512_loadu_si512(p.cast()) };
+        self.largest = _mm512_max_epu8(self.largest, _mm512_and_si512(v, _mm512_set1_epi8(0x7f)));
+        let keep = _mm512_set1_epi16(0xbf80u16 as i16);
+        let odd = _mm512_and_si512(_mm512_srai_epi16::<1>(v), keep);
+        let even = _mm512_and_si512(_mm512_srai_epi16::<1>(_mm512_slli_epi16::<8>(v)), keep);
+        let low = |v| _mm512_cvtph_ps(_mm512_castsi512_si256(v));
+        let high = |v| _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(v));
+        let w = [low(even), low(odd), high(even), high(odd)];
+        if !SCALED {
+            return w;
         }
+        // SAFETY: the caller gives two scale bytes.
+        let f = unsafe { [tables::factor_256(*s), tables::factor_256(*s.add(1))] };
+        std::array::from_fn(|i| _mm512_mul_ps(w[i], _mm512_set1_ps(f[i / 2])))
     }
 
     #[inline]
@@ -147,10 +135,8 @@ impl<const SCALED: bool> Step for Fp8<SCALED> {
     }
 }
 
-/// E2M1 through a table of the 16 values times the scale.
-struct Fp4 {
-    values: __m512,
-}
+/// E2M1 through the table of its scale.
+struct Fp4;
 
 impl Step for Fp4 {
     const BYTES: usize = STEP / 2;
@@ -158,19 +144,18 @@ impl Step for Fp4 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
     unsafe fn new() -> Self {
-        // SAFETY: the table has 16 floats.
-        Self { values: unsafe { _mm512_loadu_ps(numerics::e2m1::TABLE.as_ptr()) } }
+        Fp4
     }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn step(&mut self, p: *const u8, s: *const f32, _: *mut Line) -> [__m512; 4] {
-        // SAFETY: the caller gives BYTES readable bytes and two factors.
+    unsafe fn step(&mut self, p: *const u8, s: *const u8) -> [__m512; 4] {
+        // SAFETY: the caller gives BYTES readable bytes and two scale bytes of the window.
         unsafe {
             let a = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()));
             let b = _mm512_cvtepu8_epi32(_mm_loadu_si128(p.add(16).cast()));
-            let ta = _mm512_mul_ps(self.values, _mm512_set1_ps(*s));
-            let tb = _mm512_mul_ps(self.values, _mm512_set1_ps(*s.add(1)));
+            let (ta, tb) = (tables::scaled_e2m1(*s), tables::scaled_e2m1(*s.add(1)));
+            let (ta, tb) = (_mm512_load_ps(ta.cast()), _mm512_load_ps(tb.cast()));
             [
                 _mm512_permutexvar_ps(a, ta),
                 _mm512_permutexvar_ps(_mm512_srli_epi32::<4>(a), ta),
@@ -181,39 +166,26 @@ impl Step for Fp4 {
     }
 }
 
-/// Scale factors of a row in `out` (two per step, zeros beyond the last group): 2^(byte - 127) times 2^`shift`, for
-/// bytes of the folding window.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn factors(scales: &[u8], shift: u32, out: &mut [f32]) {
-    let (head, rest) = out.split_at_mut(scales.len());
-    for (o, s) in head.iter_mut().zip(scales) {
-        *o = f32::from_bits((u32::from(*s) + shift) << 23);
-    }
-    rest.fill(0.0);
-}
-
-/// `N` weight rows from `r` times the row `x` (laid out, padded): lanes into `acc`. `s` holds the rows' factors,
-/// `s_stride` apart.
+/// `N` weight rows from `r` times the row `x` (laid out, padded): lanes into `acc`. True where a code may be a NaN.
+/// `scales`: whether the decoder reads scales.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn rows<D: Step, const N: usize>(
     v: &View,
     r: usize,
     x: &[f32],
-    s: *const f32,
-    s_stride: usize,
+    scales: bool,
     acc: &mut [Line; ROWS],
-) -> [bool; ROWS] {
-    let mut spill = [Line([0.0; 16]); 2 * ROWS];
-    let spill = spill.as_mut_ptr();
+) -> bool {
     let whole = v.row_bytes / D::BYTES;
     let p = v.row(r).as_ptr();
+    // A line of the rows that come next for each line of these.
     let ahead = N * v.row_bytes;
-    // SAFETY: every row has `whole * BYTES` bytes of codes and two factors per step, `x` has STEP floats per step
-    // and `spill` two lines per row.
+    let (s, s_stride) = if scales { (v.scales(r).as_ptr(), v.groups) } else { (p, 0) };
+    // SAFETY: every row has `whole * BYTES` bytes of codes and, where `scales`, two scale bytes per whole step; `x` has
+    // STEP floats per step.
     unsafe {
-        let mut d: [D; N] = std::array::from_fn(|_| D::new());
+        let mut d = D::new();
         let mut sum = [_mm512_setzero_ps(); N];
         for t in 0..whole {
             let xp = x.as_ptr().add(STEP * t);
@@ -221,9 +193,9 @@ unsafe fn rows<D: Step, const N: usize>(
             for i in 0..N {
                 let q = p.add(i * v.row_bytes + t * D::BYTES);
                 for line in 0..D::BYTES.div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(q.wrapping_add(ahead + 64 * line).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(q.wrapping_add(ahead + 64 * line).cast());
                 }
-                let w = d[i].step(q, s.add(i * s_stride + 2 * t), spill.add(2 * i));
+                let w = d.step(q, s.wrapping_add(i * s_stride + 2 * t));
                 for c in 0..4 {
                     sum[i] = _mm512_fmadd_ps(w[c], xs[c], sum[i]);
                 }
@@ -234,117 +206,91 @@ unsafe fn rows<D: Step, const N: usize>(
             for i in 0..N {
                 let mut codes = [0u8; 4 * STEP];
                 codes[..rest].copy_from_slice(&v.row(r + i)[whole * D::BYTES..]);
-                let w = d[i].step(codes.as_ptr(), s.add(i * s_stride + 2 * whole), spill.add(2 * i));
+                let w = d.step(codes.as_ptr(), tables::last_scales(v, r + i, whole).as_ptr());
                 for c in 0..4 {
                     let xc = _mm512_load_ps(x.as_ptr().add(STEP * whole + 16 * c));
                     sum[i] = _mm512_fmadd_ps(w[c], xc, sum[i]);
                 }
             }
         }
-        let mut nan = [false; ROWS];
         for i in 0..N {
             _mm512_store_ps(acc[i].0.as_mut_ptr(), sum[i]);
-            nan[i] = d[i].saw_nan();
         }
-        nan
+        d.saw_nan()
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn gemv_form<D: Step>(
-    v: &View,
-    r: usize,
-    x: &[f32],
-    shift: Option<u32>,
-    factor: &mut [f32],
-    out: &mut [f32],
-) {
-    let stride = 2 * order::padded(v.cols) / STEP;
+unsafe fn gemv_form<D: Step>(v: &View, r: usize, x: &[f32], scales: bool, out: &mut [f32]) {
     for (g, out) in out.chunks_mut(ROWS).enumerate() {
         let r = r + g * ROWS;
-        if let Some(shift) = shift {
-            for (i, f) in factor.chunks_mut(stride).take(out.len()).enumerate() {
-                factors(v.scales(r + i), shift, f);
-            }
-        }
         let mut acc = [Line([0.0; 16]); ROWS];
-        let s = factor.as_ptr();
-        // SAFETY: rows r..r + out.len() exist, `x` is padded and `factor` holds their factors.
+        // SAFETY: rows r..r + out.len() exist and `x` is padded; `acc` has a line per output.
         let nan = unsafe {
-            match out.len() {
-                4 => rows::<D, 4>(v, r, x, s, stride, &mut acc),
-                3 => rows::<D, 3>(v, r, x, s, stride, &mut acc),
-                2 => rows::<D, 2>(v, r, x, s, stride, &mut acc),
-                _ => rows::<D, 1>(v, r, x, s, stride, &mut acc),
-            }
+            let nan = match out.len() {
+                4 => rows::<D, 4>(v, r, x, scales, &mut acc),
+                3 => rows::<D, 3>(v, r, x, scales, &mut acc),
+                2 => rows::<D, 2>(v, r, x, scales, &mut acc),
+                _ => rows::<D, 1>(v, r, x, scales, &mut acc),
+            };
+            avx2::reduce(acc.as_ptr().cast(), out);
+            nan
         };
-        // SAFETY: `acc` has a line per output.
-        unsafe { avx2::reduce(acc.as_ptr().cast(), out) };
-        for (y, nan) in out.iter_mut().zip(nan) {
-            if nan {
-                *y = f32::NAN;
+        if nan {
+            for (i, y) in out.iter_mut().enumerate() {
+                if v.has_nan(r + i) {
+                    *y = f32::NAN;
+                }
             }
         }
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) {
+unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) -> bool {
     let k = order::padded(v.cols);
     assert!(x.len() >= k && r + out.len() <= v.rows, "{} rows from {r} of {}", out.len(), v.rows);
-    let scratch = scratch.take(k.max(ROWS * 2 * k / STEP));
-    // SAFETY: sizes were checked; the factors fill ROWS * 2 per step.
+    if !order::movable(&v.scale_range(r, out.len())) {
+        return false;
+    }
+    // SAFETY: sizes were checked.
     unsafe {
         match v.form {
-            Form::F32 => gemv_form::<F32>(v, r, x, None, scratch, out),
-            Form::Bf16 => gemv_form::<Bf16>(v, r, x, None, scratch, out),
+            Form::F32 => gemv_form::<F32>(v, r, x, false, out),
+            Form::Bf16 => gemv_form::<Bf16>(v, r, x, false, out),
             Form::Fp8Block32 => {
-                // One scale for 32 rows and 32 columns: scale the activations once instead of every weight.
-                let folded = &mut scratch[..k];
-                let scales = v.scales(r);
-                for ((o, x), s) in folded.chunks_exact_mut(GROUP).zip(x.chunks_exact(GROUP)).zip(scales) {
-                    let s = f32::from_bits((u32::from(*s) + 8) << 23);
-                    for (o, x) in o.iter_mut().zip(x) {
-                        *o = x * s;
-                    }
-                }
-                folded[scales.len() * GROUP..].fill(0.0);
-                gemv_form::<Fp8<false>>(v, r, folded, None, &mut [], out);
+                let folded = scratch.take(k);
+                tables::fold(v, r, x, folded);
+                gemv_form::<Fp8<false>>(v, r, folded, false, out);
             }
-            Form::Fp8Row32 => gemv_form::<Fp8<true>>(v, r, x, Some(8), scratch, out),
-            Form::Fp4Row32 => gemv_form::<Fp4>(v, r, x, Some(0), scratch, out),
+            Form::Fp8Row32 => gemv_form::<Fp8<true>>(v, r, x, true, out),
+            Form::Fp4Row32 => gemv_form::<Fp4>(v, r, x, true, out),
         }
     }
+    true
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, shift: Option<u32>, out: &mut [f32]) {
+unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, out: &mut [f32]) {
     let (row, scales) = (v.row(r), v.scales(r));
-    if shift.is_some() && !order::scale_window(scales) {
+    if !order::movable(&order::scale_range(scales)) {
         return v.decode(r, k0, out);
     }
-    let mut spill = [Line([0.0; 16]); 2];
     // SAFETY: every step reads its bytes from the row or from the padded copy and writes STEP floats of `out`.
     unsafe {
         let mut d = D::new();
         for (t, o) in out.chunks_exact_mut(STEP).enumerate() {
-            let k = k0 + t * STEP;
-            let mut s = [0.0f32; 2];
-            if let Some(shift) = shift {
-                for (s, b) in s.iter_mut().zip(scales.iter().skip(k / GROUP)) {
-                    *s = f32::from_bits((u32::from(*b) + shift) << 23);
-                }
-            }
-            let start = k / STEP * D::BYTES;
+            let t = k0 / STEP + t;
+            let start = t * D::BYTES;
             let w = if start + D::BYTES <= row.len() {
-                d.step(row.as_ptr().add(start), s.as_ptr(), spill.as_mut_ptr())
+                d.step(row.as_ptr().add(start), scales.as_ptr().wrapping_add(2 * t))
             } else {
                 let mut codes = [0u8; 4 * STEP];
                 let rest = &row[start.min(row.len())..];
                 codes[..rest.len()].copy_from_slice(rest);
-                d.step(codes.as_ptr(), s.as_ptr(), spill.as_mut_ptr())
+                d.step(codes.as_ptr(), tables::last_scales(v, r, t).as_ptr())
             };
             for c in 0..4 {
                 _mm512_storeu_ps(o.as_mut_ptr().add(16 * c), w[c]);
@@ -362,10 +308,10 @@ fn decode(v: &View, r: usize, k0: usize, out: &mut [f32]) {
     // SAFETY: sizes were checked.
     unsafe {
         match v.form {
-            Form::F32 => decode_form::<F32>(v, r, k0, None, out),
-            Form::Bf16 => decode_form::<Bf16>(v, r, k0, None, out),
-            Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, Some(8), out),
-            Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, Some(0), out),
+            Form::F32 => decode_form::<F32>(v, r, k0, out),
+            Form::Bf16 => decode_form::<Bf16>(v, r, k0, out),
+            Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, out),
+            Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, out),
         }
     }
 }
@@ -428,4 +374,31 @@ unsafe fn tile(t: &Tile, m: usize, n: usize) {
             }
         }
     }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn read(data: &[u64]) -> u64 {
+    portable::read(data)
+}
+
+/// Independent sums of `spin`: enough to cover the latency of a multiply-add.
+const SPIN: usize = 16;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn spin(rounds: usize) -> f32 {
+    let mut sums = [_mm512_set1_ps(1.0); SPIN];
+    let (a, b) = std::hint::black_box((_mm512_set1_ps(0.999), _mm512_set1_ps(0.001)));
+    for _ in 0..rounds {
+        for s in &mut sums {
+            *s = _mm512_fmadd_ps(*s, a, b);
+        }
+    }
+    let mut out = [0.0f32; 16];
+    let mut total = 0.0;
+    for s in sums {
+        // SAFETY: `out` has the size of a register.
+        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), s) };
+        total += out.iter().sum::<f32>();
+    }
+    total
 }

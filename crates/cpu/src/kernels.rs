@@ -53,7 +53,8 @@ pub(crate) struct Tile {
 }
 
 /// See [`Kernels::gemv`].
-pub(crate) type Gemv = unsafe fn(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]);
+pub(crate) type Gemv =
+    unsafe fn(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) -> bool;
 
 /// Function table of one instruction set.
 #[derive(Clone, Copy)]
@@ -68,9 +69,16 @@ pub(crate) struct Kernels {
     pub tile: unsafe fn(t: &Tile, m: usize, n: usize),
     /// `order::reduce` of `out.len()` outputs.
     pub reduce: unsafe fn(acc: *const f32, out: &mut [f32]),
-    /// Rows `r..r + out.len()` times one activation row without a detour through memory; every scale of these rows and
-    /// every activation lies in the folding window, and where the form is `Fp8Block32` the rows lie in one block of 32.
+    /// Rows `r..r + out.len()` times one activation row without a detour through memory. Every activation and K lie in
+    /// the window of `order`, and where the form is `Fp8Block32` the rows lie in one block of 32. False, and nothing
+    /// done, where the scales are not such as the kernel can move.
     pub gemv: Option<Gemv>,
+    /// Reads all of `data` (for the measure of bandwidth).
+    pub read: unsafe fn(data: &[u64]) -> u64,
+    /// Multiply-adds in registers, `spin_fma` times `rounds` of them (for the measure of the peak).
+    pub spin: unsafe fn(rounds: usize) -> f32,
+    /// Multiply-adds of a round of `spin`.
+    pub spin_fma: usize,
 }
 
 impl Kernels {

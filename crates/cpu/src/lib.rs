@@ -14,6 +14,7 @@ mod kernels;
 mod linear;
 mod order;
 mod portable;
+mod tables;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

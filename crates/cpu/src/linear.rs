@@ -257,13 +257,12 @@ impl Engine {
         if let Some(gemv) = self.kernels.gemv
             && u.xn == 1
             && pack.fits[u.x0]
+            && v.cols <= order::LONGEST
         {
             for w0 in (u.w0..u.w0 + u.wn).step_by(GROUP) {
                 let wn = GROUP.min(u.w0 + u.wn - w0);
-                if v.scale_window(w0, wn) {
-                    // SAFETY: the machine has these instructions; rows, activations and scales were checked.
-                    unsafe { gemv(v, w0, pack.row(u.x0), &mut scratch.gemv, row_of(u.x0, w0, wn)) };
-                } else {
+                // SAFETY: the machine has these instructions; rows and activations were checked.
+                if !unsafe { gemv(v, w0, pack.row(u.x0), &mut scratch.gemv, row_of(u.x0, w0, wn)) } {
                     self.tiles(v, pack, &Unit { w0, wn, ..*u }, scratch, row_of);
                 }
             }

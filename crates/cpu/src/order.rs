@@ -7,9 +7,12 @@
 //! `16 s + l`, s ascending. The 16 lanes then add up by [`reduce`]. Nothing else may add: so a result depends on its
 //! own row and the weight alone, and all kernels agree bit for bit.
 //!
-//! A scale is a power of two, so `fma(code, x * scale, acc)` and `fma(code * scale, x, acc)` are equal while both
-//! products are exact. That fails where `x * scale` is subnormal or overflows; the kernels fold a scale into the
-//! activations only where [`scale_window`] and [`in_window`] exclude this, and otherwise take the exact weight.
+//! A scale is a power of two, so it may multiply the activations, the codes or the finished sum instead of the weight:
+//! rounding commutes with powers of two as long as no value is subnormal or overflows. Where all activations lie in
+//! [`in_window`], all scales in [`SCALES`] and K is at most [`LONGEST`], no value can be: products are multiples of
+//! 2^-113 (2^-40 of the scale, 2^-9 of the code, 2^-40 and 23 bits more of the activation, one more bit to spare), so that
+//! every sum is zero or normal, and no sum exceeds 2^(40 + 9 + 41 + 20). Kernels move the scales only under this
+//! condition and else take the exact weight; both give the same bits.
 
 use checkpoint::{Form, Weight};
 use numerics::{bf16, e2m1, e4m3, e8m0};
@@ -58,22 +61,30 @@ pub(crate) fn reduce(a: &[f32; LANES]) -> f32 {
     if y.is_nan() { f32::NAN } else { y }
 }
 
-/// Scale bytes for which folding is exact together with [`in_window`]: 2^-63 to 2^63.
-const SCALES: std::ops::RangeInclusive<u8> = 64..=190;
+/// Scale bytes of the window: 2^-40 to 2^40.
+pub(crate) const SCALES: std::ops::RangeInclusive<u8> = 87..=167;
 
-/// Whether all scale bytes lie in the folding window.
+/// Most columns of the window.
+pub(crate) const LONGEST: usize = 1 << 20;
+
+/// Smallest and largest of some scale bytes.
 #[inline(always)]
-pub(crate) fn scale_window(scale: &[u8]) -> bool {
-    let (low, high) = scale.iter().fold((255, 0), |(l, h), s| (s.min(&l).to_owned(), s.max(&h).to_owned()));
-    scale.is_empty() || (*SCALES.start() <= low && high <= *SCALES.end())
+pub(crate) fn scale_range(scale: &[u8]) -> std::ops::RangeInclusive<u8> {
+    let (low, high) = scale.iter().fold((255, 0), |(l, h), s| (*s.min(&l), *s.max(&h)));
+    low..=high
 }
 
-/// Whether `x` is zero or of magnitude 2^-50 to 2^50, so that x times a scale of the window (and times the 2^8 of the
-/// E4M3 decoder) is a normal number.
+/// Whether scales of such a range may be moved.
+#[inline(always)]
+pub(crate) fn movable(range: &std::ops::RangeInclusive<u8>) -> bool {
+    range.is_empty() || (SCALES.contains(range.start()) && SCALES.contains(range.end()))
+}
+
+/// Whether `x` is zero or of magnitude 2^-40 up to 2^41.
 #[inline(always)]
 pub(crate) fn in_window(x: f32) -> bool {
-    const LOW: u32 = (127 - 50) << 23;
-    const HIGH: u32 = (127 + 50) << 23;
+    const LOW: u32 = (127 - 40) << 23;
+    const HIGH: u32 = (127 + 41) << 23;
     let magnitude = x.to_bits() & 0x7fff_ffff;
     magnitude == 0 || magnitude.wrapping_sub(LOW) < HIGH - LOW
 }
@@ -138,18 +149,19 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whether the scales of rows `r..r + n` lie in the folding window.
-    pub(crate) fn scale_window(&self, r: usize, n: usize) -> bool {
-        match self.form {
-            Form::F32 | Form::Bf16 => true,
-            Form::Fp8Block32 => {
-                let (first, last) = (r / GROUP, (r + n).div_ceil(GROUP));
-                scale_window(&self.scale[first * self.groups..last * self.groups])
-            }
-            Form::Fp8Row32 | Form::Fp4Row32 => {
-                scale_window(&self.scale[r * self.groups..(r + n) * self.groups])
-            }
-        }
+    /// The range of the scales of rows `r..r + n`; empty for plain forms.
+    #[inline(always)]
+    pub(crate) fn scale_range(&self, r: usize, n: usize) -> std::ops::RangeInclusive<u8> {
+        scale_range(match self.form {
+            Form::F32 | Form::Bf16 => &[],
+            Form::Fp8Block32 => &self.scale[r / GROUP * self.groups..(r + n).div_ceil(GROUP) * self.groups],
+            Form::Fp8Row32 | Form::Fp4Row32 => &self.scale[r * self.groups..(r + n) * self.groups],
+        })
+    }
+
+    /// Whether a code of row `r` is a NaN of E4M3.
+    pub(crate) fn has_nan(&self, r: usize) -> bool {
+        self.row(r).iter().any(|c| c & 0x7f == 0x7f)
     }
 
     /// Decodes columns `k0..k0 + out.len()` of row `r`, laid out, zeros beyond the last column. `k0` is a multiple of

@@ -5,7 +5,8 @@ use crate::{
     order::{self, LANES, Layout, View},
 };
 
-pub(crate) const KERNELS: Kernels = Kernels { tile_rows: [2, 2], pack, decode, tile, reduce, gemv: None };
+pub(crate) const KERNELS: Kernels =
+    Kernels { tile_rows: [2, 2], pack, decode, tile, reduce, gemv: None, read, spin, spin_fma: SPIN };
 
 fn pack(x: &[f32], layout: Layout, out: &mut [f32]) -> bool {
     order::pack_row(x, layout, out)
@@ -40,4 +41,29 @@ unsafe fn reduce(acc: *const f32, out: &mut [f32]) {
         // SAFETY: the caller gives 16 lanes per output.
         *y = order::reduce(unsafe { &*acc.add(j * LANES).cast::<[f32; LANES]>() });
     }
+}
+
+/// Sum of all words, in eight independent parts.
+#[inline(always)]
+pub(crate) fn read(data: &[u64]) -> u64 {
+    let mut sums = [0u64; 32];
+    for chunk in data.chunks_exact(32) {
+        for (s, v) in sums.iter_mut().zip(chunk) {
+            *s = s.wrapping_add(*v);
+        }
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+const SPIN: usize = 64;
+
+fn spin(rounds: usize) -> f32 {
+    let mut sums = [1.0f32; SPIN];
+    let (a, b) = std::hint::black_box((0.999_f32, 0.001_f32));
+    for _ in 0..rounds {
+        for s in &mut sums {
+            *s = s.mul_add(a, b);
+        }
+    }
+    sums.iter().sum()
 }

@@ -1,0 +1,242 @@
+//! Measurements: what the machine can do, and what part of it the kernels reach.
+//!
+//! Times are wall times of whole calls beside the processor time of the threads, because a shared machine stretches the
+//! former; each figure is the median of several runs with the best beside it.
+
+use std::time::{Duration, Instant};
+
+use checkpoint::{Bytes, Form, Weight};
+use numerics::generator::Stream;
+use serde::Serialize;
+
+use crate::{Engine, Error, Isa, kernels::Kernels};
+
+/// Bytes that a cold measurement walks through before it returns to the first: more than a last-level cache holds.
+pub const COLD_BYTES: usize = 640 << 20;
+
+/// Median and best of several runs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Rate {
+    /// Half the runs were at least this fast.
+    pub median: f64,
+    /// The fastest run.
+    pub best: f64,
+}
+
+impl Rate {
+    /// `amount` per second, from run times.
+    fn of(amount: f64, times: &[Duration]) -> Self {
+        let mut seconds: Vec<f64> = times.iter().map(|t| t.as_secs_f64().max(1e-9)).collect();
+        seconds.sort_by(f64::total_cmp);
+        let middle = seconds.len() / 2;
+        Self { median: amount / seconds[middle], best: amount / seconds[0] }
+    }
+}
+
+/// What a number of threads can do at most.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Limits {
+    /// Threads that worked together.
+    pub threads: usize,
+    /// Instruction set of `fma`.
+    pub isa: Isa,
+    /// GB (10^9 bytes) read per second from memory.
+    pub read_gb_s: Rate,
+    /// 10^9 f32 multiply-adds per second in registers.
+    pub gfma_s: Rate,
+}
+
+/// A linear layer to measure.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Case {
+    /// How the weight is stored.
+    #[serde(serialize_with = "form_name")]
+    pub form: Form,
+    /// Output features.
+    pub out: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Activation rows.
+    pub batch: usize,
+    /// Whether weights rotate through [`COLD_BYTES`], so that each run streams them from memory.
+    pub cold: bool,
+}
+
+fn form_name<S: serde::Serializer>(form: &Form, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(form.name())
+}
+
+/// What a case reached.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// The case.
+    #[serde(flatten)]
+    pub case: Case,
+    /// Threads.
+    pub threads: usize,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Timed runs.
+    pub runs: usize,
+    /// 10^9 weights per second of wall time; each weight counts once whatever the batch.
+    pub gweights_s: Rate,
+    /// The same per second of processor time of all threads together, times the threads.
+    pub gweights_cpu_s: Rate,
+    /// GB of stored bytes, scales included, per second of wall time.
+    pub gb_s: Rate,
+    /// 10^9 multiply-adds per second of wall time.
+    pub gfma_s: Rate,
+    /// Median of `gb_s` over the median of the machine's reading.
+    pub of_bandwidth: f64,
+    /// Median of `gfma_s` over the median of the machine's multiply-adding.
+    pub of_fma: f64,
+}
+
+/// Processor time so far: of this thread, or of all threads of the process. Wall time where the system tells none.
+fn processor_time(all: bool, start: Instant) -> Duration {
+    #[cfg(unix)]
+    {
+        let clock = if all { libc::CLOCK_PROCESS_CPUTIME_ID } else { libc::CLOCK_THREAD_CPUTIME_ID };
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call only writes the given structure.
+        if unsafe { libc::clock_gettime(clock, &mut t) } == 0 {
+            return Duration::new(t.tv_sec as u64, t.tv_nsec as u32);
+        }
+    }
+    let _ = all;
+    start.elapsed()
+}
+
+/// Wall and processor times of `runs` calls of `f`, after one call that is not counted.
+fn time(runs: usize, all: bool, mut f: impl FnMut(usize)) -> (Vec<Duration>, Vec<Duration>) {
+    let start = Instant::now();
+    f(0);
+    let mut wall = Vec::with_capacity(runs);
+    let mut cpu = Vec::with_capacity(runs);
+    for i in 1..=runs {
+        let (c, w) = (processor_time(all, start), Instant::now());
+        f(i);
+        wall.push(w.elapsed());
+        cpu.push(processor_time(all, start).saturating_sub(c));
+    }
+    (wall, cpu)
+}
+
+/// Reads memory and multiplies in registers with all threads of `engine`.
+pub fn limits(engine: &Engine) -> Limits {
+    let threads = engine.threads();
+    let kernels = Kernels::of(engine.isa());
+    let data = vec![0x0101_0101_0101_0101_u64; COLD_BYTES / 8];
+    let part = data.len() / threads / 64 * 64;
+    let sums: Vec<std::sync::atomic::AtomicU64> = (0..threads).map(|_| 0.into()).collect();
+    let (wall, _) = time(7, threads > 1, |_| {
+        engine.par_rows(threads, |t| {
+            // SAFETY: the engine's instruction set is one of this machine's.
+            let sum = unsafe { (kernels.read)(&data[t * part..][..part]) };
+            sums[t].fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+    let read_gb_s = Rate::of((part * threads * 8) as f64 / 1e9, &wall);
+    const ROUNDS: usize = 400_000;
+    let (wall, _) = time(7, threads > 1, |_| {
+        engine.par_rows(threads, |t| {
+            // SAFETY: as above.
+            let sum = unsafe { (kernels.spin)(ROUNDS) };
+            sums[t].fetch_add(u64::from(sum.to_bits()), std::sync::atomic::Ordering::Relaxed);
+        });
+    });
+    let gfma_s = Rate::of((ROUNDS * kernels.spin_fma * threads) as f64 / 1e9, &wall);
+    Limits { threads, isa: engine.isa(), read_gb_s, gfma_s }
+}
+
+/// Measures one case with at least `runs` runs. `limits` are those of the same engine.
+pub fn linear(engine: &Engine, case: Case, limits: &Limits, runs: usize) -> Measured {
+    let weights = weights(case);
+    let s = Stream::new("bench.x", 2);
+    let x: Vec<f32> = (0..case.batch * case.cols).map(|i| s.normal(i as u64)).collect();
+    let mut y = vec![0.0; case.batch * case.out];
+    let one = (case.out * case.cols) as f64;
+    // Small weights: several calls to a run, so that a run is long against the clock.
+    let repeat = (2e6 / (one * case.batch as f64)).ceil().max(1.0) as usize;
+    let all = engine.threads() > 1;
+    let (wall, cpu) = time(runs.max(weights.len()), all, |i| {
+        for j in 0..repeat {
+            engine.linear(&weights[(i * repeat + j) % weights.len()], &x, case.batch, &mut y);
+        }
+    });
+    let amount = one * repeat as f64 / 1e9;
+    let gweights_s = Rate::of(amount, &wall);
+    let scaled = |r: Rate, f: f64| Rate { median: r.median * f, best: r.best * f };
+    let bytes = weights[0].stored_bytes() as f64 / one;
+    let gb_s = scaled(gweights_s, bytes);
+    let gfma_s = scaled(gweights_s, case.batch as f64);
+    Measured {
+        case,
+        threads: engine.threads(),
+        isa: engine.isa(),
+        runs: wall.len(),
+        gweights_s,
+        gweights_cpu_s: scaled(Rate::of(amount, &cpu), engine.threads() as f64),
+        gb_s,
+        gfma_s,
+        of_bandwidth: gb_s.median / limits.read_gb_s.median,
+        of_fma: gfma_s.median / limits.gfma_s.median,
+    }
+}
+
+/// The weights that a case rotates through: one where warm.
+fn weights(case: Case) -> Vec<Weight> {
+    let Case { form, out, cols, .. } = case;
+    let len = form.data_len(out, cols).expect("a shape that the form can store").max(1);
+    let count = if case.cold { COLD_BYTES.div_ceil(len) } else { 1 };
+    let s = Stream::new("bench.w", 1);
+    let all: Vec<u8> = match form {
+        Form::F32 => (0..count * len / 4).flat_map(|i| s.normal(i as u64).to_le_bytes()).collect(),
+        Form::Bf16 => (0..count * len / 2)
+            .flat_map(|i| numerics::bf16::to_bits(s.normal(i as u64)).to_le_bytes())
+            .collect(),
+        // Codes without the two NaNs: those take a slow path.
+        Form::Fp8Block32 | Form::Fp8Row32 => (0..(count * len).div_ceil(8))
+            .flat_map(|i| s.word(i as u64).to_le_bytes().map(|c| if c & 0x7f == 0x7f { c ^ 1 } else { c }))
+            .collect(),
+        Form::Fp4Row32 => {
+            (0..(count * len).div_ceil(8)).flat_map(|i| s.word(i as u64).to_le_bytes()).collect()
+        }
+    };
+    let all = Bytes::copied(&all);
+    let scales = form.scale_shape(out, cols).map_or(0, |[r, c]| r * c);
+    (0..count)
+        .map(|i| {
+            let scale: Vec<u8> = (0..scales).map(|j| 118 + (s.word((i + j) as u64) & 3) as u8).collect();
+            let data = all.slice(i * len, len).expect("range of the buffer");
+            Weight::new("bench", form, out, cols, data, Bytes::copied(&scale))
+                .expect("sizes follow the shape")
+        })
+        .collect()
+}
+
+/// Engines with one thread and with all threads of the machine (one entry where it has one).
+pub fn engines(isa: Option<Isa>) -> Result<Vec<Engine>, Error> {
+    let one = Engine::new(Some(1), isa)?;
+    let all = Engine::new(None, isa)?;
+    Ok(if all.threads() > 1 { vec![one, all] } else { vec![one] })
+}
+
+/// The cases of the standard table: the released model's widths, one row streamed from memory and a prefill block.
+pub fn standard() -> Vec<Case> {
+    let streamed = |form, out, cols| Case { form, out, cols, batch: 1, cold: true };
+    let block = |form, out, cols| Case { form, out, cols, batch: 512, cold: false };
+    vec![
+        streamed(Form::Fp8Block32, 32768, 5120),
+        streamed(Form::Fp8Block32, 5120, 8192),
+        streamed(Form::Fp4Row32, 32768, 5120),
+        streamed(Form::Fp4Row32, 2304, 5120),
+        streamed(Form::Fp4Row32, 5120, 2304),
+        streamed(Form::Bf16, 32768, 5120),
+        streamed(Form::F32, 24, 20480),
+        block(Form::Fp8Block32, 1280, 5120),
+        block(Form::Fp4Row32, 2304, 5120),
+        block(Form::Bf16, 512, 5120),
+        block(Form::Bf16, 256, 256),
+    ]
+}
