@@ -151,7 +151,7 @@ pub struct Run {
     #[arg(long, value_name = "IDS", conflicts_with_all = ["prompt", "messages"], value_delimiter = ',')]
     pub prompt_ids: Option<Vec<u32>>,
     /// Take the prompt as already rendered: special tokens in it are recognised, no template is added
-    #[arg(long, requires = "prompt")]
+    #[arg(long, requires = "prompt", conflicts_with_all = ["messages", "prompt_ids"])]
     pub raw: bool,
     #[command(flatten)]
     pub sampling: Sampling,

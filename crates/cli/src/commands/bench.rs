@@ -146,7 +146,10 @@ fn weight_macs(loaded: &Loaded) -> u64 {
             let values = packed * t.shape.iter().map(|d| *d as u64).product::<u64>();
             let name = t.name.as_str();
             let skipped = ["embed.weight", "mtp.", "vision.", "aligner.", "image_"];
-            if skipped.iter().any(|s| name.starts_with(s)) || name.contains("engram.embed") {
+            if skipped.iter().any(|s| name.starts_with(s))
+                || name.contains("engram.embed")
+                || name.ends_with("_weight")
+            {
                 0
             } else if name.contains(".experts.") && !name.contains("shared_experts") {
                 values * c.num_experts_per_tok as u64 / c.n_routed_experts as u64
