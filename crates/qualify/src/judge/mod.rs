@@ -96,7 +96,7 @@ pub struct PassResult {
     /// Tensors in the order of the forward pass.
     pub tensors: Vec<TensorResult>,
     /// Names that only one of the traces has.
-    pub unmatched: usize,
+    pub unmatched: Vec<String>,
     /// Names whose shapes do not fit, with both shapes.
     pub misshapen: Vec<String>,
     /// The verdict where a second reference was given.
@@ -215,7 +215,7 @@ pub fn compare(reference: &Trace, candidate: &Trace, pass: &str) -> Result<PassR
         tokens: ids.len(),
         equal_tokens: if ids.len() == other.len() { equal } else { equal.min(ids.len() - 1) },
         tensors: Vec::new(),
-        unmatched: 0,
+        unmatched: Vec::new(),
         misshapen: Vec::new(),
         floor: None,
         departs: None,
@@ -224,7 +224,7 @@ pub fn compare(reference: &Trace, candidate: &Trace, pass: &str) -> Result<PassR
     for name in names.iter().filter(|n| *n != "tokens") {
         let Some(b) = reference.get(pass, name) else { continue };
         let Some(a) = counterpart(candidate, pass, name) else {
-            out.unmatched += 1;
+            out.unmatched.push(name.clone());
             continue;
         };
         let at = place(name);
@@ -238,15 +238,9 @@ pub fn compare(reference: &Trace, candidate: &Trace, pass: &str) -> Result<PassR
             None => out.misshapen.push(format!("{name}: {:?} against {:?}", a.shape, b.shape)),
         }
     }
-    out.unmatched += candidate
-        .tensors(pass)
-        .iter()
-        .filter(|n| {
-            !names.contains(n)
-                && !names.contains(&format!("{n}.tail"))
-                && !names.contains(&format!("{n}.rms"))
-        })
-        .count();
+    let part = |n: &str, mark: &str| names.contains(&format!("{n}{mark}"));
+    let known = |n: &String| names.contains(n) || part(n, ".tail") || part(n, ".rms");
+    out.unmatched.extend(candidate.tensors(pass).into_iter().filter(|n| !known(n)));
     // Routing weights are compared under the experts that they belong to.
     align_routing(reference, candidate, pass, &mut out);
     Ok(out)
