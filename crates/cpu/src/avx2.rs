@@ -5,9 +5,10 @@ use std::arch::x86_64::*;
 use checkpoint::Form;
 
 use crate::{
-    kernels::{Buffer, Kernels, Line, Tile},
-    order::{self, LANES, Layout, STEP, View},
-    portable, tables,
+    body,
+    kernels::{Buffer, Kernels, Line, SLOTS, Tile, Values},
+    order::{self, LANES, STEP, View},
+    tables,
 };
 
 pub(crate) const KERNELS: Kernels = Kernels {
@@ -17,6 +18,15 @@ pub(crate) const KERNELS: Kernels = Kernels {
     tile,
     reduce,
     gemv: Some(gemv),
+    value_rows: [3, 2],
+    values,
+    load_fp8,
+    load_kv,
+    load_fp4,
+    softmax,
+    combine,
+    dot,
+    axpy,
     read,
     spin,
     spin_fma: 8 * SPIN,
@@ -25,10 +35,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
 /// Weight rows that one pass of `gemv` takes together.
 const ROWS: usize = 4;
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn pack(x: &[f32], layout: Layout, out: &mut [f32]) -> bool {
-    order::pack_row(x, layout, out)
-}
+body::kernels!(target_feature(enable = "avx2,fma,f16c"));
 
 /// Four lane sets: two groups, even then odd columns; each as lanes 0 to 7 and 8 to 15.
 type Sets = [[__m256; 2]; 4];
@@ -564,9 +571,65 @@ pub(crate) unsafe fn reduce(acc: *const f32, out: &mut [f32]) {
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn read(data: &[u64]) -> u64 {
-    portable::read(data)
+unsafe fn values_mn<const M: usize, const N: usize>(t: &Values) {
+    // SAFETY: the caller gives M heads of probabilities and sums, N lane sets and `slots` keys.
+    unsafe {
+        let mut sum = [[[_mm256_setzero_ps(); 2]; N]; M];
+        for i in 0..M {
+            let shrink = _mm256_set1_ps(*t.shrink.add(i));
+            for c in 0..N {
+                for h in 0..2 {
+                    let o = _mm256_loadu_ps(t.o.add(i * t.o_stride + c * LANES + 8 * h));
+                    sum[i][c][h] = _mm256_mul_ps(o, shrink);
+                }
+            }
+        }
+        for j in 0..t.slots {
+            let p: [__m256; M] = std::array::from_fn(|i| _mm256_set1_ps(*t.p.add(i * SLOTS + j)));
+            for c in 0..N {
+                for h in 0..2 {
+                    let k = _mm256_loadu_ps(t.k.add(j * t.k_stride + c * LANES + 8 * h));
+                    for i in 0..M {
+                        sum[i][c][h] = _mm256_fmadd_ps(p[i], k, sum[i][c][h]);
+                    }
+                }
+            }
+        }
+        for i in 0..M {
+            for c in 0..N {
+                for h in 0..2 {
+                    _mm256_storeu_ps(t.o.add(i * t.o_stride + c * LANES + 8 * h), sum[i][c][h]);
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn values(t: &Values, m: usize, n: usize) {
+    // SAFETY: as for `values_mn`.
+    unsafe {
+        match (m, n) {
+            (3, 2) => values_mn::<3, 2>(t),
+            (1, 2) => values_mn::<1, 2>(t),
+            // Ends: one head and one lane set at a time.
+            _ => {
+                for i in 0..m {
+                    for c in 0..n {
+                        values_mn::<1, 1>(&Values {
+                            p: t.p.add(i * SLOTS),
+                            shrink: t.shrink.add(i),
+                            k: t.k.add(c * LANES),
+                            o: t.o.add(i * t.o_stride + c * LANES),
+                            ..*t
+                        });
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Independent sums of `spin`: enough to cover the latency of a multiply-add.

@@ -5,10 +5,10 @@ use std::arch::x86_64::*;
 use checkpoint::Form;
 
 use crate::{
-    avx2,
-    kernels::{Buffer, Kernels, Line, Tile},
-    order::{self, LANES, Layout, STEP, View},
-    portable, tables,
+    avx2, body,
+    kernels::{Buffer, Kernels, Line, SLOTS, Tile, Values},
+    order::{self, LANES, STEP, View},
+    tables,
 };
 
 pub(crate) const KERNELS: Kernels = Kernels {
@@ -18,6 +18,15 @@ pub(crate) const KERNELS: Kernels = Kernels {
     tile,
     reduce: avx2::reduce,
     gemv: Some(gemv),
+    value_rows: [6, 4],
+    values,
+    load_fp8,
+    load_kv,
+    load_fp4,
+    softmax,
+    combine,
+    dot,
+    axpy,
     read,
     spin,
     spin_fma: 16 * SPIN,
@@ -26,10 +35,7 @@ pub(crate) const KERNELS: Kernels = Kernels {
 /// Weight rows that one pass of `gemv` takes together.
 const ROWS: usize = 4;
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn pack(x: &[f32], layout: Layout, out: &mut [f32]) -> bool {
-    order::pack_row(x, layout, out)
-}
+body::kernels!(target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"));
 
 /// Decoder of [`STEP`] codes of one row: two groups, even then odd columns.
 trait Step {
@@ -376,9 +382,60 @@ unsafe fn tile(t: &Tile, m: usize, n: usize) {
     }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn read(data: &[u64]) -> u64 {
-    portable::read(data)
+unsafe fn values_mn<const M: usize, const N: usize>(t: &Values) {
+    // SAFETY: the caller gives M heads of probabilities and sums, N lane sets and `slots` keys.
+    unsafe {
+        let mut sum = [[_mm512_setzero_ps(); N]; M];
+        for i in 0..M {
+            let shrink = _mm512_set1_ps(*t.shrink.add(i));
+            for c in 0..N {
+                sum[i][c] = _mm512_mul_ps(_mm512_loadu_ps(t.o.add(i * t.o_stride + c * LANES)), shrink);
+            }
+        }
+        for j in 0..t.slots {
+            let k: [__m512; N] =
+                std::array::from_fn(|c| _mm512_loadu_ps(t.k.add(j * t.k_stride + c * LANES)));
+            for i in 0..M {
+                let p = _mm512_set1_ps(*t.p.add(i * SLOTS + j));
+                for c in 0..N {
+                    sum[i][c] = _mm512_fmadd_ps(p, k[c], sum[i][c]);
+                }
+            }
+        }
+        for i in 0..M {
+            for c in 0..N {
+                _mm512_storeu_ps(t.o.add(i * t.o_stride + c * LANES), sum[i][c]);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn values(t: &Values, m: usize, n: usize) {
+    // SAFETY: as for `values_mn`.
+    unsafe {
+        match (m, n) {
+            (6, 4) => values_mn::<6, 4>(t),
+            (4, 4) => values_mn::<4, 4>(t),
+            (2, 4) => values_mn::<2, 4>(t),
+            // Ends: one head and one lane set at a time.
+            _ => {
+                for i in 0..m {
+                    for c in 0..n {
+                        values_mn::<1, 1>(&Values {
+                            p: t.p.add(i * SLOTS),
+                            shrink: t.shrink.add(i),
+                            k: t.k.add(c * LANES),
+                            o: t.o.add(i * t.o_stride + c * LANES),
+                            ..*t
+                        });
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Independent sums of `spin`: enough to cover the latency of a multiply-add.

@@ -52,9 +52,44 @@ pub(crate) struct Tile {
     pub first: bool,
 }
 
+/// Slots of a step of the online softmax, and keys of a step of the index scores [§2.7].
+pub(crate) const SLOTS: usize = 64;
+
+/// Running state of the online softmax of a head.
+#[derive(Clone, Copy)]
+pub(crate) struct Online {
+    pub max: f32,
+    pub sum: f32,
+}
+
+/// Operands of the value product of some heads: o = o * shrink + Σ_j p_j k_j.
+#[derive(Clone, Copy)]
+pub(crate) struct Values {
+    /// Probabilities, [`SLOTS`] per head.
+    pub p: *const f32,
+    /// By what each head's earlier sums shrink.
+    pub shrink: *const f32,
+    pub k: *const f32,
+    /// Floats from one key to the next.
+    pub k_stride: usize,
+    pub slots: usize,
+    pub o: *mut f32,
+    /// Floats from one head to the next.
+    pub o_stride: usize,
+}
+
 /// See [`Kernels::gemv`].
 pub(crate) type Gemv =
     unsafe fn(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) -> bool;
+
+/// See [`Kernels::softmax`].
+pub(crate) type Softmax = unsafe fn(
+    s: &mut [f32; SLOTS],
+    valid: &[bool; SLOTS],
+    scale: f32,
+    round: bool,
+    state: &mut Online,
+) -> f32;
 
 /// Function table of one instruction set.
 #[derive(Clone, Copy)]
@@ -73,6 +108,22 @@ pub(crate) struct Kernels {
     /// the window of `order`, and where the form is `Fp8Block32` the rows lie in one block of 32. False, and nothing
     /// done, where the scales are not such as the kernel can move.
     pub gemv: Option<Gemv>,
+    /// Heads and lane sets of the largest `values` tile.
+    pub value_rows: [usize; 2],
+    /// `body::values` of at most `value_rows` heads and lane sets.
+    pub values: unsafe fn(t: &Values, m: usize, n: usize),
+    /// `quantise::load_fp8`, `load_kv` and `load_fp4`.
+    pub load_fp8: unsafe fn(row: &[u8], out: &mut [f32]),
+    pub load_kv: unsafe fn(row: &[u8], out: &mut [f32]),
+    pub load_fp4: unsafe fn(row: &[u8], out: &mut [f32]),
+    /// `body::softmax`.
+    pub softmax: Softmax,
+    /// `body::combine`.
+    pub combine: unsafe fn(t: &[f32], w: &[f32], round: bool, out: &mut [f32; SLOTS]),
+    /// `body::dot`.
+    pub dot: unsafe fn(a: &[f32], b: &[f32]) -> f32,
+    /// `body::axpy`.
+    pub axpy: unsafe fn(alpha: f32, x: &[f32], y: &mut [f32]),
     /// Reads all of `data` (for the measure of bandwidth).
     pub read: unsafe fn(data: &[u64]) -> u64,
     /// Multiply-adds in registers, `spin_fma` times `rounds` of them (for the measure of the peak).

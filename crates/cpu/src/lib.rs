@@ -4,11 +4,17 @@
 //! on the number of rows, a row's place, threads or load. The order of every sum is a function of the shape; it is also
 //! the same for every [`Isa`], so that all machines give the same bits.
 //!
-//! - [`Engine`]: linear layers over the stored forms of [`checkpoint::Weight`].
+//! - [`Engine::run`]: linear layers over the stored forms of [`checkpoint::Weight`].
+//! - [`Engine::attention`]: sparse attention with sinks over stored cache rows.
+//! - [`Engine::index_scores`]: index scores over stored keys.
+//! - [`bench`](mod@bench): what the machine can do and what part of it they reach.
 
 pub mod bench;
 
+mod attention;
 mod backend;
+mod body;
+mod exp;
 mod isa;
 mod kernels;
 mod linear;
@@ -21,6 +27,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+pub use attention::{Attention, IndexQueries, Slot};
 pub use backend::Cpu;
 pub use isa::Isa;
 pub use linear::{Engine, Error, Job};

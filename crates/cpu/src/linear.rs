@@ -35,7 +35,7 @@ pub struct Job<'a> {
 }
 
 /// Multiply-adds below which a call runs on the calling thread: waking the others takes about as long.
-const INLINE: usize = 400_000;
+pub(crate) const INLINE: usize = 400_000;
 /// Multiply-adds that one unit of work holds at least where the shape allows.
 const UNIT: usize = 65_536;
 /// Columns of a weight slice that is decoded and multiplied at a time: 2 KiB of a row as floats.
@@ -123,6 +123,10 @@ impl Engine {
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+
+    pub(crate) fn kernels(&self) -> &'static Kernels {
+        self.kernels
     }
 
     /// The number of threads.

@@ -1,16 +1,33 @@
 //! Kernels in plain Rust. On a machine with fused multiply-add and vectors of its own they compile to these.
 
 use crate::{
-    kernels::{Kernels, Tile},
-    order::{self, LANES, Layout, View},
+    body,
+    kernels::{Kernels, Tile, Values},
+    order::{self, LANES, View},
 };
 
-pub(crate) const KERNELS: Kernels =
-    Kernels { tile_rows: [2, 2], pack, decode, tile, reduce, gemv: None, read, spin, spin_fma: SPIN };
+pub(crate) const KERNELS: Kernels = Kernels {
+    tile_rows: [2, 2],
+    pack,
+    decode,
+    tile,
+    reduce,
+    gemv: None,
+    value_rows: [1, 4],
+    values,
+    load_fp8,
+    load_kv,
+    load_fp4,
+    softmax,
+    combine,
+    dot,
+    axpy,
+    read,
+    spin,
+    spin_fma: SPIN,
+};
 
-fn pack(x: &[f32], layout: Layout, out: &mut [f32]) -> bool {
-    order::pack_row(x, layout, out)
-}
+body::kernels!();
 
 fn decode(v: &View, r: usize, k0: usize, out: &mut [f32]) {
     v.decode(r, k0, out);
@@ -43,16 +60,9 @@ unsafe fn reduce(acc: *const f32, out: &mut [f32]) {
     }
 }
 
-/// Sum of all words, in eight independent parts.
-#[inline(always)]
-pub(crate) fn read(data: &[u64]) -> u64 {
-    let mut sums = [0u64; 32];
-    for chunk in data.chunks_exact(32) {
-        for (s, v) in sums.iter_mut().zip(chunk) {
-            *s = s.wrapping_add(*v);
-        }
-    }
-    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+unsafe fn values(t: &Values, m: usize, n: usize) {
+    // SAFETY: the caller's promise is the same.
+    unsafe { body::values(t, m, n) };
 }
 
 const SPIN: usize = 64;
