@@ -1,5 +1,5 @@
 //! Golden files, the tiny models, and comparison of rows.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, unused_macros, unused_imports)] // each test binary uses its part
 
 pub mod probe;
 pub mod trace;
