@@ -8,6 +8,7 @@ pub mod attention;
 mod backend;
 pub mod blocks;
 pub mod cache;
+mod delegate;
 pub mod dspark;
 pub mod embed;
 pub mod engram;
@@ -24,6 +25,7 @@ pub mod rope;
 
 pub use attention::{Compressed, Window};
 pub use backend::{Backend, ExpertWeights, TapSink, Taps};
+pub use checkpoint::Weight;
 pub use host::{Data, Host};
 pub use hyper::Mix;
 pub use linear::Io;
