@@ -48,7 +48,7 @@ impl<B: Backend> Model<B> {
         let own = b.attention_input(x, &layer.attention, table, positions);
         taps.put("window_kv", &own.codes);
         if let (Some(source), Some(global)) = (&layer.source, &mut state.globals[l]) {
-            self.publish(source, global, plan.ratio, x, positions, taps);
+            self.publish(source, global, plan.ratio, x, positions, state.published, taps);
         }
         if let Some(indexer) = &layer.indexer {
             self.select(indexer, l, x, &own.latent, state, step, taps)?;
@@ -62,13 +62,15 @@ impl<B: Backend> Model<B> {
             (Some(global), Some(topk)) => Some(Compressed { cache: &global.kv, topk }),
             _ => None,
         };
+        // Positions decide here which rows a window has, nothing else; counted from the first that exists for the step.
+        let columns: Vec<u32> = positions.iter().map(|p| p - step.origin).collect();
         let window = Window {
             ring: &state.windows[l],
             fresh: &own.codes,
-            base: positions[0],
+            base: columns[0],
             size: self.config().sliding_window,
         };
-        let o = b.sparse_attention(&own.q, &window, compressed.as_ref(), &layer.attention.sinks, positions);
+        let o = b.sparse_attention(&own.q, &window, compressed.as_ref(), &layer.attention.sinks, &columns);
         self.remember(&mut state.windows[l], &own.codes, positions);
         Ok(b.attention_output(&o, &layer.attention, table, positions))
     }

@@ -2,7 +2,7 @@
 
 use checkpoint::{Checkpoint, Config};
 use ops::{
-    Backend, Taps,
+    Backend, Io, Taps,
     blocks::{CompressorWeights, KeyWeights},
 };
 
@@ -31,11 +31,19 @@ impl<B: Backend> Source<B> {
             keys: KeyWeights { wk: mat(&at, "indexer.wk")?, k_norm: vector(&at, "indexer.k_norm")?, eps },
         })
     }
+
+    /// Value and gate projections of the rows of a ratio-2 source.
+    pub(crate) fn project(&self, b: &B, x: &B::Buf, io: Io) -> (B::Buf, B::Buf) {
+        let w = &self.compressor;
+        let gate = w.wgate.as_ref().expect("a ratio-2 source has a gate");
+        (b.linear(x, &w.wkv, io), b.linear(x, gate, io))
+    }
 }
 
 impl<B: Backend> Model<B> {
     /// Publishes the groups that the step completes. Both forms come from the same unrotated latent; the rotation is
-    /// that of the group's first token.
+    /// that of the group's first token. Entries of the first `published` tokens are there already and stay as they are:
+    /// the step replays those tokens for their window rows.
     pub(crate) fn publish(
         &self,
         source: &Source<B>,
@@ -43,12 +51,26 @@ impl<B: Backend> Model<B> {
         ratio: usize,
         x: &B::Buf,
         positions: &[u32],
+        published: usize,
         taps: &mut Taps<'_, B::Buf>,
     ) {
         let b = self.backend();
-        let Some(latent) = b.compress(x, &source.compressor, &mut global.open) else { return };
-        let first = positions[0] as usize / ratio;
-        let count = b.shape(&latent)[0];
+        let before = global.open.clone();
+        let latent = b.compress(x, &source.compressor, &mut global.open);
+        if ratio == 2 {
+            self.keep_opened(source, global, before, x, positions);
+        }
+        let Some(mut latent) = latent else { return };
+        let mut first = positions[0] as usize / ratio;
+        let mut count = b.shape(&latent)[0];
+        let known = (published / ratio).saturating_sub(first).min(count);
+        if known == count {
+            return;
+        }
+        if known > 0 {
+            latent = b.slice_rows(&latent, known, count - known);
+            (first, count) = (first + known, count - known);
+        }
         let starts: Vec<u32> = (first..first + count).map(|j| (j * ratio) as u32).collect();
         let table = self.ropes.of(ratio);
         b.index_keys(&latent, &source.keys, table, &starts, &mut global.keys, first);

@@ -46,7 +46,7 @@ impl<B: Backend> Clone for DraftState<B> {
 pub struct Draft {
     /// Drafted tokens, for the positions after the one that follows the state.
     pub ids: Vec<u32>,
-    /// Logits `[block, V]`, Markov bias included.
+    /// Logits `[drafted, V]`, Markov bias included.
     pub logits: Host,
     /// Raw confidence of each token; its sigmoid estimates the chance of acceptance.
     pub confidence: Vec<f32>,
@@ -104,18 +104,29 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// Drafts the tokens after `next`, which follows the state's last token. `None` where the checkpoint has no
+    /// Drafts a block of tokens after `next`, which follows the state's last token. `None` where the checkpoint has no
     /// draft stages or the state is empty.
     ///
     /// # Errors
     /// A device failure.
     pub fn draft(&self, state: &State<B>, next: u32) -> Result<Option<Draft>> {
+        self.draft_tokens(state, next, self.config().dspark.block_size)
+    }
+
+    /// The first `count` tokens of [`Model::draft`], for less work.
+    ///
+    /// # Errors
+    /// A device failure.
+    pub fn draft_tokens(&self, state: &State<B>, next: u32, count: usize) -> Result<Option<Draft>> {
         let (Some(w), Some(rings), Some(last)) = (&self.draft, &state.draft, state.len().checked_sub(1))
         else {
             return Ok(None);
         };
+        assert_eq!(state.decoded, state.len, "a replay ends before drafts");
         let (b, c) = (self.backend(), self.config());
+        // All queries of a block see each other, so that its size is not free.
         let block = c.dspark.block_size;
+        assert!((1..=block).contains(&count), "{count} tokens of a block of {block}");
         let mut ids = vec![c.dspark.noise_token_id; block];
         ids[0] = next;
         let positions: Vec<u32> = (1..=block).map(|i| (last + i) as u32).collect();
@@ -135,13 +146,13 @@ impl<B: Backend> Model<B> {
             streams = b.hc_expand(&streams, &y, &next);
             pre = next.pre;
         }
-        let x = b.hc_collapse(&streams, &pre);
+        let x = b.slice_rows(&b.hc_collapse(&streams, &pre), 0, count);
         let base = b.linear(&b.rmsnorm(&x, &w.norm, c.rms_norm_eps), &self.head.head, Io::F32);
         let mut draft =
             Draft { ids: Vec::new(), logits: Host::f32(&[0], Vec::new()), confidence: Vec::new() };
         let mut logits = Vec::new();
         let mut previous = next;
-        for i in 0..block {
+        for i in 0..count {
             let me = b.embed(&w.markov_embed, &[previous]);
             let row = b.markov_bias(&b.slice_rows(&base, i, 1), &b.linear(&me, &w.markov_head, Io::F32));
             previous = b.read(&b.argmax(&row))?.as_i32()[0] as u32;
@@ -150,7 +161,7 @@ impl<B: Backend> Model<B> {
             draft.ids.push(previous);
             logits.extend_from_slice(b.read(&row)?.as_f32());
         }
-        draft.logits = Host::f32(&[block, c.vocab_size], logits);
+        draft.logits = Host::f32(&[count, c.vocab_size], logits);
         Ok(Some(draft))
     }
 }

@@ -8,22 +8,41 @@ use ops::{
 };
 
 use crate::{
-    Error, Model, Result, Step,
+    Error, Model, Result,
     layer::Engram,
     load::{Loader, mat, matrix},
+    state::slack,
 };
 
 /// The token map and one hash plan an Engram layer.
 pub(crate) struct Hasher {
     map: Vec<u32>,
     plans: Vec<HashPlan>,
-    order: usize,
+    /// Tokens of the history: those that n-grams reach, and as many more as can be taken back.
+    keep: usize,
 }
 
 /// The compressed tokens of a step with those before it.
 pub(crate) struct Tokens {
     all: Vec<HistoryToken>,
     before: usize,
+}
+
+impl Tokens {
+    /// The last `step` of `all` are the step's.
+    pub(crate) fn new(all: Vec<HistoryToken>, step: usize) -> Self {
+        Self { before: all.len() - step, all }
+    }
+
+    /// Those before the step.
+    pub(crate) fn before(&self) -> &[HistoryToken] {
+        &self.all[..self.before]
+    }
+
+    /// Those of the step.
+    pub(crate) fn step(&self) -> &[HistoryToken] {
+        &self.all[self.before..]
+    }
 }
 
 impl Hasher {
@@ -40,15 +59,15 @@ impl Hasher {
             pad,
         };
         let plans = (0..c.engram.layer_ids.len()).map(plan).collect();
-        Ok(Self { map, plans, order: c.engram.max_ngram_size })
+        Ok(Self { map, plans, keep: c.engram.max_ngram_size - 1 + slack(c) })
     }
 
-    /// Appends a step's tokens to the history, which keeps what later n-grams can reach.
+    /// Appends a step's tokens to the history.
     pub(crate) fn push(&self, history: &mut Vec<HistoryToken>, ids: &[u32], image: &[bool]) -> Tokens {
         let before = history.len();
         let mut all = history.clone();
         all.extend(ids.iter().zip(image).map(|(id, image)| (!image).then(|| self.map[*id as usize])));
-        *history = all[all.len().saturating_sub(self.order - 1)..].to_vec();
+        *history = all[all.len().saturating_sub(self.keep)..].to_vec();
         Tokens { all, before }
     }
 
@@ -83,7 +102,7 @@ impl<B: Backend> Model<B> {
         engram: &Engram<B>,
         streams: &B::Buf,
         tokens: &Tokens,
-        step: &Step<'_, B>,
+        image: &[bool],
         taps: &mut Taps<'_, B::Buf>,
     ) -> Result<B::Buf> {
         let b = self.backend();
@@ -93,7 +112,7 @@ impl<B: Backend> Model<B> {
             let ids = rows.iter().map(|r| *r as i32).collect();
             taps.put("engram.hash_ids", &b.upload(&Host::i32(&[rows.len() / columns, columns], ids))?);
         }
-        let alive: Vec<bool> = step.image.iter().map(|image| !image).collect();
+        let alive: Vec<bool> = image.iter().map(|image| !image).collect();
         Ok(b.engram(streams, &engram.weights, &rows, &alive, taps))
     }
 }

@@ -25,6 +25,20 @@ pub enum Error {
         /// Tokens that fit.
         context: usize,
     },
+    /// A length that a state cannot go back to in place.
+    #[error("the state cannot go back to {len} tokens, only to {oldest} or more, or to none")]
+    Truncate {
+        /// Tokens asked for.
+        len: usize,
+        /// Fewest tokens that it can go back to.
+        oldest: usize,
+    },
+    /// Bounded replay does not exist for the configuration.
+    #[error("bounded replay is refused: config.json: {0}; use the full prefill")]
+    Replay(String),
+    /// A kept state that cannot be used.
+    #[error("the kept state is not used: {0}; its tokens must be taken again")]
+    Kept(#[from] crate::sealed::Unsealed),
     /// A context that the model does not have.
     #[error("a context of {context} tokens is more than the model's max_position_embeddings of {max}")]
     Positions {

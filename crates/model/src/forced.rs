@@ -14,14 +14,30 @@ pub struct Walk<B: Backend> {
     /// Weights of the next layer's input, `[T, 4]`.
     pub pre: B::Buf,
     positions: Vec<u32>,
-    image: Vec<bool>,
-    tokens: Tokens,
-    selection: Selection<B>,
+    pub(crate) image: Vec<bool>,
+    pub(crate) tokens: Tokens,
+    pub(crate) selection: Selection<B>,
     features: Vec<B::Buf>,
     layer: usize,
+    origin: u32,
 }
 
 impl<B: Backend> Walk<B> {
+    /// Rows at `first` that have come as far as layer `layer`.
+    pub(crate) fn at(
+        layer: usize,
+        first: usize,
+        streams: B::Buf,
+        pre: B::Buf,
+        image: Vec<bool>,
+        tokens: Tokens,
+        origin: u32,
+    ) -> Self {
+        let positions = (first..first + image.len()).map(|p| p as u32).collect();
+        let (selection, features) = (Selection::default(), Vec::new());
+        Self { streams, pre, positions, image, tokens, selection, features, layer, origin }
+    }
+
     /// The layer that comes next; the number of layers when all are done.
     pub fn layer(&self) -> usize {
         self.layer
@@ -44,16 +60,10 @@ impl<B: Backend> Model<B> {
         let t = input.ids.len();
         let image = if input.image.is_empty() { vec![false; t] } else { input.image.to_vec() };
         let tokens = self.hasher.push(&mut state.history, input.ids, &image);
-        Ok(Walk {
-            streams: b.replicate(&self.embedded(input)?, self.config.hc_mult),
-            pre: b.upload(&Host::f32(&[t, 4], [1.0, 0.0, 0.0, 0.0].repeat(t)))?,
-            positions: (state.len..state.len + t).map(|p| p as u32).collect(),
-            image,
-            tokens,
-            selection: Selection::default(),
-            features: Vec::new(),
-            layer: 0,
-        })
+        let streams = b.replicate(&self.embedded(input)?, self.config.hc_mult);
+        let pre = b.upload(&Host::f32(&[t, 4], [1.0, 0.0, 0.0, 0.0].repeat(t)))?;
+        let origin = if state.len == state.origin { state.len as u32 } else { 0 };
+        Ok(Walk::at(0, state.len, streams, pre, image, tokens, origin))
     }
 
     /// Runs the next layer; `false` when none is left.
@@ -70,9 +80,10 @@ impl<B: Backend> Model<B> {
         let Some(layer) = self.layers.get(l) else { return Ok(false) };
         taps.set_prefix(format!("layers.{l}."));
         let selection = std::mem::take(&mut walk.selection);
-        let mut step = Step { positions: &walk.positions, image: &walk.image, selection };
+        let mut step =
+            Step { positions: &walk.positions, origin: walk.origin, image: &walk.image, selection };
         let streams = match &layer.engram {
-            Some(engram) => self.engram(engram, &walk.streams, &walk.tokens, &step, taps)?,
+            Some(engram) => self.engram(engram, &walk.streams, &walk.tokens, &walk.image, taps)?,
             None => walk.streams.clone(),
         };
         // The input of the block: where a target layer has Engram, its memory is in already.
@@ -102,7 +113,7 @@ impl<B: Backend> Model<B> {
         assert_eq!(walk.layer, self.layers.len(), "all layers come before the head");
         let b = self.backend();
         let t = walk.positions.len();
-        state.len += t;
+        state.advance_to(walk.positions[0] as usize + t, self.slack());
         if let (Some(draft), Some(ring)) = (&self.draft, &mut state.draft) {
             self.seed_draft(draft, ring, &walk.features, &walk.positions);
         }

@@ -31,7 +31,7 @@ impl<B: Backend> Indexer<B> {
 /// The choices of one step, by index source.
 pub(crate) struct Selection<B: Backend> {
     chosen: Vec<(usize, B::Buf)>,
-    candidates: Option<B::Buf>,
+    pub(crate) candidates: Option<B::Buf>,
 }
 
 impl<B: Backend> Default for Selection<B> {

@@ -12,15 +12,26 @@ mod error;
 mod forced;
 mod head;
 mod hyper;
+mod identity;
 mod indexer;
 mod layer;
+mod layout;
 mod load;
 mod moe;
+mod replay;
+mod rollback;
+pub mod sealed;
+mod snapshot;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use dspark::{Draft, DraftState};
 pub use error::Error;
 pub use forced::Walk;
+pub use layout::Layout;
+pub use replay::Waiting;
+pub use snapshot::{Page, Snapshot, Tail};
 pub use state::{Global, State};
 
 use checkpoint::Config;
@@ -41,6 +52,7 @@ pub struct Model<B: Backend> {
     ropes: Ropes,
     hasher: Hasher,
     draft: Option<dspark::DraftWeights<B>>,
+    identity: [u8; 32],
 }
 
 /// The two rotary tables: ratio-0 layers take the plain one.
@@ -95,6 +107,8 @@ pub struct Output<B: Backend> {
 /// What the layers of one step share.
 struct Step<'a, B: Backend> {
     positions: &'a [u32],
+    /// Position below which no window row exists for the step; above 0 only where the step begins there.
+    origin: u32,
     image: &'a [bool],
     selection: Selection<B>,
 }
@@ -108,6 +122,11 @@ impl<B: Backend> Model<B> {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Hash of everything that a state's bytes depend on: kept states of another identity are refused.
+    pub fn identity(&self) -> &[u8; 32] {
+        &self.identity
     }
 
     /// Whether the checkpoint has the DSpark draft stages.
@@ -127,6 +146,7 @@ impl<B: Backend> Model<B> {
         rows: Rows,
         taps: &mut Taps<'_, B::Buf>,
     ) -> Result<Option<Output<B>>> {
+        assert_eq!(state.decoded, state.len, "a bounded replay ends before other steps");
         let mut walk = self.start(state, input)?;
         while self.advance(&mut walk, state, taps)? {}
         self.finish(walk, state, rows, taps)

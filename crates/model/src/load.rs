@@ -5,7 +5,7 @@ use ops::{Backend, Host, RopeTable, rope::Yarn};
 
 use crate::{
     Model, Result, Ropes, attention, compressor::Source, dspark, engram, engram::Hasher, head, hyper,
-    indexer::Indexer, layer::Layer, moe,
+    identity, indexer::Indexer, layer::Layer, moe,
 };
 
 /// Reads weights whose names share a prefix.
@@ -90,7 +90,8 @@ impl<B: Backend> Model<B> {
         };
         let draft = if ckpt.has_dspark() { Some(dspark::load(b, ckpt, &c)?) } else { None };
         let (embed, head) = (mat(&Loader::new(b, ckpt, ""), "embed")?, head::load(b, ckpt, &c)?);
+        let identity = identity::identity(b, ckpt, &token_map)?;
         let hasher = Hasher::new(&c, token_map)?;
-        Ok(Self { embed, layers, head, ropes, hasher, draft, config: c, backend })
+        Ok(Self { embed, layers, head, ropes, hasher, draft, identity, config: c, backend })
     }
 }
