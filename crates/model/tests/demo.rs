@@ -44,7 +44,7 @@ fn check_greedy<B: Backend>(model: &Model<B>, request: &Request) {
     let Request { id, prompt, ids, .. } = request;
     let rows = prefill(model, &Tokens::text([&prompt[..], &ids[..]].concat()));
     let preferred = |i: usize| argmax(&rows[prompt.len() - 1 + i]) as u32;
-    for i in (0..ids.len()).filter(|i| preferred(*i) != ids[*i]) {
+    if let Some(i) = (0..ids.len()).find(|i| preferred(*i) != ids[*i]) {
         let (min, at) = (request.min_margin, request.min_margin_at);
         assert!(
             min < TIE && at == i,
@@ -53,9 +53,7 @@ fn check_greedy<B: Backend>(model: &Model<B>, request: &Request) {
             ids[i]
         );
         eprintln!("{id}: departs at token {i}, a tie of {min}");
-        return;
-    }
-    if request.min_margin < TIE {
+    } else if request.min_margin < TIE {
         eprintln!("{id}: equal, through a tie of {} at token {}", request.min_margin, request.min_margin_at);
     }
 }

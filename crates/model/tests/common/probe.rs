@@ -3,13 +3,10 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use checkpoint::{Config, Weight};
+use checkpoint::Config;
 use model::Model;
 use numerics::quantise;
-use ops::{
-    Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Window,
-    hyper::MixConstants,
-};
+use ops::{Backend, Host};
 
 /// How far from a rounding boundary a value may lie, in units of its row's RMS, to count as one that another order of
 /// sums can push across: the intermediates of two implementations differ by 4e-7 of their RMS on average.
@@ -229,14 +226,6 @@ fn bisect(most: f32, crosses: impl Fn(f32) -> bool) -> f32 {
     high
 }
 
-macro_rules! delegate {
-    ($(fn $name:ident(&self $(, $arg:ident: $ty:ty)*) $(-> $ret:ty)?;)*) => {
-        $(fn $name(&self $(, $arg: $ty)*) $(-> $ret)? {
-            self.inner.$name($($arg),*)
-        })*
-    };
-}
-
 impl<B: Backend> Backend for Probe<B> {
     type Buf = B::Buf;
     type Mat = B::Mat;
@@ -258,86 +247,8 @@ impl<B: Backend> Backend for Probe<B> {
         self.inner.quantise_index_query(&self.pass(Cache::Query, q))
     }
 
-    delegate! {
-        fn name(&self) -> &'static str;
-        fn mode(&self) -> Mode;
-        fn upload(&self, host: &Host) -> Result<B::Buf, DeviceError>;
-        fn read(&self, buf: &B::Buf) -> Result<Host, DeviceError>;
-        fn shape(&self, buf: &B::Buf) -> Vec<usize>;
-        fn cache(&self, rows: usize, width: usize) -> Result<B::Buf, DeviceError>;
-        fn load(&self, weight: &Weight) -> Result<B::Mat, DeviceError>;
-        fn load_experts(&self, experts: Vec<ExpertWeights>) -> Result<B::Experts, DeviceError>;
-        fn concat_rows(&self, a: &B::Buf, b: &B::Buf) -> B::Buf;
-        fn slice_rows(&self, x: &B::Buf, start: usize, count: usize) -> B::Buf;
-        fn reshape(&self, x: &B::Buf, shape: &[usize]) -> B::Buf;
-        fn embed(&self, table: &B::Mat, ids: &[u32]) -> B::Buf;
-        fn replicate(&self, x: &B::Buf, streams: usize) -> B::Buf;
-        fn rmsnorm(&self, x: &B::Buf, weight: &B::Buf, eps: f32) -> B::Buf;
-        fn linear(&self, x: &B::Buf, weight: &B::Mat, io: Io) -> B::Buf;
-        fn grouped_linear(&self, x: &B::Buf, weight: &B::Mat, groups: usize) -> B::Buf;
-        fn argmax(&self, logits: &B::Buf) -> B::Buf;
-        fn rope(&self, x: &B::Buf, dim: usize, table: &RopeTable, positions: &[u32], inverse: bool) -> B::Buf;
-        fn ring_write(&self, ring: &mut B::Buf, codes: &B::Buf, positions: &[u32]);
-        fn pool_pairs(&self, kv: &B::Buf, score: &B::Buf) -> B::Buf;
-        fn index_scores(&self, q: &B::Buf, w: &B::Buf, keys: &B::Buf, n: usize, visible: &[u32]) -> B::Buf;
-        fn candidates(&self, scores: &B::Buf, visible: &[u32], block: usize, keep: usize) -> B::Buf;
-        fn mask_scores(&self, scores: &B::Buf, mask: &B::Buf, block: usize) -> B::Buf;
-        fn topk(&self, scores: &B::Buf, k: usize) -> B::Buf;
-        fn sparse_attention(
-            &self,
-            q: &B::Buf,
-            window: &Window<'_, B::Buf>,
-            compressed: Option<&Compressed<'_, B::Buf>>,
-            sinks: &B::Buf,
-            positions: &[u32]
-        ) -> B::Buf;
-        fn router(
-            &self,
-            logits: &B::Buf,
-            bias: &B::Buf,
-            image: Option<(&B::Buf, &[bool])>,
-            k: usize,
-            scale: f32
-        ) -> Routing<B::Buf>;
-        fn routed_experts(
-            &self,
-            x: &B::Buf,
-            routing: &Routing<B::Buf>,
-            experts: &B::Experts,
-            limit: f32
-        ) -> B::Buf;
-        fn shared_expert(&self, x: &B::Buf, weights: [&B::Mat; 3], limit: f32) -> B::Buf;
-        fn moe_sum(&self, routed: &B::Buf, shared: &B::Buf) -> B::Buf;
-        fn hc_mix(
-            &self,
-            streams: &B::Buf,
-            fun: &B::Mat,
-            scale: &B::Buf,
-            base: &B::Buf,
-            constants: MixConstants
-        ) -> Mix<B::Buf>;
-        fn hc_collapse(&self, streams: &B::Buf, pre: &B::Buf) -> B::Buf;
-        fn hc_expand(&self, streams: &B::Buf, y: &B::Buf, mix: &Mix<B::Buf>) -> B::Buf;
-        fn engram_rows(&self, table: &Weight, rows: &[u64], columns: usize) -> B::Buf;
-        fn engram_gate(
-            &self,
-            streams: &B::Buf,
-            kv: &B::Buf,
-            q_weight: &B::Buf,
-            k_weight: &B::Buf,
-            alive: &[bool]
-        ) -> (B::Buf, B::Buf);
-        fn stream_mean(&self, streams: &B::Buf) -> B::Buf;
-        fn draft_attention(
-            &self,
-            q: &B::Buf,
-            ring: &B::Buf,
-            window: usize,
-            block: &B::Buf,
-            sinks: &B::Buf,
-            position: u32
-        ) -> B::Buf;
-        fn markov_bias(&self, base: &B::Buf, bias: &B::Buf) -> B::Buf;
-        fn concat_cols(&self, parts: &[&B::Buf]) -> B::Buf;
-    }
+    ops::delegate_backend!(inner: plumbing embed replicate rmsnorm linear grouped_linear argmax rope ring_write
+        pool_pairs index_scores candidates mask_scores topk sparse_attention router routed_experts shared_expert
+        moe_sum hc_mix hc_collapse hc_expand engram_rows engram_gate stream_mean draft_attention markov_bias
+        concat_cols);
 }
