@@ -5,6 +5,7 @@ mod commands;
 mod demo;
 mod failure;
 mod interrupt;
+mod memory;
 mod render;
 
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ use clap::Parser;
 use crate::{args::Cli, failure::Failure};
 
 fn main() -> ExitCode {
+    memory::keep_freed();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {

@@ -6,12 +6,12 @@
 use checkpoint::Weight;
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, Reference, RopeTable, Routing,
-    Window, attention, cache, dspark, engram, hyper,
+    Window, cache, dspark, engram, hyper,
     hyper::{MIX, MixConstants},
     indexer, linear, moe, norm, pool, rope,
 };
 
-use crate::{Engine, Error, Isa, Job};
+use crate::{Attention, Engine, Error, IndexQueries, Isa, Job, Slot};
 
 /// Work (multiply-adds or the like) under which a second thread costs more than it brings.
 const PARALLEL: usize = 1 << 15;
@@ -83,6 +83,17 @@ impl Cpu {
         self.engine.linear(weight, a.as_f32(), a.rows(), &mut y);
         linear::round_outputs(self.mode, io, &mut y);
         y
+    }
+
+    /// Attention of every row of `q` over the slots that `slots(row)` lists.
+    fn attend<'s>(&self, q: &Host, sinks: &Host, slots: impl Fn(usize) -> Vec<Slot<'s>> + Sync) -> Host {
+        let sinks = sinks.as_f32();
+        let dim = q.width() / sinks.len();
+        let scale = (dim as f64).powf(-0.5) as f32;
+        let queries = Attention { q: q.as_f32(), dim, sinks, scale, round: self.mode == Mode::Source };
+        let mut o = vec![0.0; q.rows() * q.width()];
+        self.engine.attention(queries, slots, &mut o);
+        Host::f32(q.shape(), o)
     }
 
     /// Gate, up, activation and down of several experts, each on its own rows of `a` (quantised as the products take
@@ -261,13 +272,16 @@ impl Backend for Cpu {
     }
 
     fn index_scores(&self, q: &Host, w: &Host, cache: &Host, n: usize, visible: &[u32]) -> Host {
-        let (heads, d) = (w.width(), q.width() / w.width());
-        let factor = ((heads * d) as f64).powf(-0.5) as f32;
-        let mut keys = vec![0.0; n * d];
-        self.rows(&mut keys, d, d, |j, k| numerics::quantise::load_fp4(cache.code_row(j), k));
-        self.map(q, &[n], n * q.width(), |t, q, out| {
-            indexer::index_scores_row(self.mode, q, w.row(t), factor, &keys, visible[t] as usize, out);
-        })
+        let (heads, dim) = (w.width(), q.width() / w.width());
+        let factor = ((heads * dim) as f64).powf(-0.5) as f32;
+        let weights: Vec<f32> =
+            w.as_f32().iter().map(|w| self.mode.bf16(self.mode.bf16(*w) * factor)).collect();
+        let visible: Vec<usize> = visible.iter().map(|v| *v as usize).collect();
+        let mut scores = vec![0.0; q.rows() * n];
+        let queries =
+            IndexQueries { q: q.as_f32(), dim, w: &weights, heads, round: self.mode == Mode::Source };
+        self.engine.index_scores(queries, cache.as_u8(), n, &visible, &mut scores);
+        Host::f32(&[q.rows(), n], scores)
     }
 
     fn candidates(&self, scores: &Host, visible: &[u32], block: usize, keep: usize) -> Host {
@@ -298,12 +312,26 @@ impl Backend for Cpu {
         sinks: &Host,
         positions: &[u32],
     ) -> Host {
-        let sinks = sinks.as_f32();
-        let dim = q.width() / sinks.len();
-        let columns = window.size + compressed.map_or(0, |c| c.topk.width());
-        self.map(q, &q.shape()[1..], columns * q.width(), |t, q, out| {
-            let (panel, valid) = attention::gather_slots(window, compressed, t, positions[t], dim);
-            attention::attend(self.mode, q, dim, &panel, &valid, sinks, out);
+        self.attend(q, sinks, |t| {
+            let p = positions[t];
+            let ring = window.ring.rows();
+            let oldest = (p + 1).saturating_sub(window.size as u32);
+            let mut slots: Vec<Slot> = (oldest..=p)
+                .map(|s| match s.checked_sub(window.base) {
+                    Some(fresh) => Slot::Fp8(window.fresh.code_row(fresh as usize)),
+                    None => Slot::Fp8(window.ring.code_row(s as usize % ring)),
+                })
+                .collect();
+            if let Some(c) = compressed {
+                // Empty columns keep their place, so that block borders depend on the position alone.
+                slots.resize(window.size, Slot::Empty);
+                let k = c.topk.width();
+                slots.extend(c.topk.as_i32()[t * k..][..k].iter().map(|j| match usize::try_from(*j) {
+                    Ok(j) => Slot::Kv(c.cache.code_row(j)),
+                    Err(_) => Slot::Empty,
+                }));
+            }
+            slots
         })
     }
 
@@ -445,7 +473,14 @@ impl Backend for Cpu {
         sinks: &Host,
         position: u32,
     ) -> Host {
-        self.plain.draft_attention(q, ring, window, block, sinks, position)
+        self.attend(q, sinks, |_| {
+            let oldest = (position + 1).saturating_sub(window as u32);
+            let row = |p: u32| Slot::Fp8(ring.code_row(p as usize % ring.rows()));
+            let mut slots: Vec<Slot> = (oldest..=position).map(row).collect();
+            slots.resize(window, Slot::Empty);
+            slots.extend((0..block.rows()).map(|b| Slot::Fp8(block.code_row(b))));
+            slots
+        })
     }
 
     fn markov_bias(&self, base: &Host, bias: &Host) -> Host {

@@ -8,10 +8,17 @@ pub fn rsqrt(x: f32) -> f32 {
     (1.0 / f64::from(x).sqrt()) as f32
 }
 
-/// mean(x²), summed in double precision.
+/// mean(x²), summed in double precision in eight lanes.
 pub fn mean_square(x: &[f32]) -> f32 {
-    let sum: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    (sum / x.len() as f64) as f32
+    let mut lanes = [0.0f64; 8];
+    let chunks = x.chunks_exact(8);
+    let tail: f64 = chunks.remainder().iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(*v) * f64::from(*v);
+        }
+    }
+    ((lanes.iter().sum::<f64>() + tail) / x.len() as f64) as f32
 }
 
 /// One row: w · (x · rsqrt(mean(x²) + eps)).
