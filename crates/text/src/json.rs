@@ -58,20 +58,29 @@ pub(crate) fn escape(c: char, out: &mut String) {
     }
 }
 
+/// An integer as received, a double as Python's `repr`: the shortest digits that read back, an exponent below 1e-4 and
+/// from 1e16 on.
 fn number(n: &Number) -> String {
-    match n.as_f64() {
-        Some(x) if n.is_f64() => float(x),
-        _ => n.to_string(),
+    let shortest = n.to_string();
+    if !n.is_f64() {
+        return shortest;
     }
-}
-
-/// A finite double as Python's `repr`: the shortest digits that read back, an exponent below 1e-4 and from 1e16 on.
-fn float(x: f64) -> String {
-    let shortest = format!("{:e}", x.abs());
-    let (mantissa, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    let digits = mantissa.replace('.', "");
-    let sign = if x.is_sign_negative() { "-" } else { "" };
+    // The digits are taken from serde_json: where two shortest forms are equally near it takes the even one, as Python
+    // does and `format!` does not.
+    let (sign, magnitude) = match shortest.strip_prefix('-') {
+        Some(rest) => ("-", rest),
+        None => ("", shortest.as_str()),
+    };
+    let (mantissa, exponent) = magnitude.split_once('e').unwrap_or((magnitude, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let all = format!("{whole}{fraction}");
+    let digits = all.trim_start_matches('0');
+    if digits.is_empty() {
+        return format!("{sign}0.0");
+    }
+    let leading_zeros = (all.len() - digits.len()) as i32;
+    let exponent = exponent.parse().unwrap_or(0) + whole.len() as i32 - 1 - leading_zeros;
+    let digits = digits.trim_end_matches('0');
     let magnitude = if (-4..0).contains(&exponent) {
         format!("0.{}{digits}", "0".repeat(-exponent as usize - 1))
     } else if (0..16).contains(&exponent) {
@@ -80,7 +89,9 @@ fn float(x: f64) -> String {
         let (int, fraction) = padded.split_at(whole);
         format!("{int}.{}", if fraction.is_empty() { "0" } else { fraction })
     } else {
-        format!("{mantissa}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
+        let (first, rest) = digits.split_at(1);
+        let point = if rest.is_empty() { "" } else { "." };
+        format!("{first}{point}{rest}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
     };
     format!("{sign}{magnitude}")
 }
@@ -119,6 +130,16 @@ mod tests {
             assert_eq!(to_text(&serde_json::from_str(json).unwrap()), text, "{json}");
         }
         assert!(serde_json::from_str::<Value>("1e400").is_err(), "beyond a double");
+    }
+
+    /// Exactly between two shortest forms: the even one, as Python prints it.
+    #[test]
+    fn equally_near_digits_are_even() {
+        for (json, text) in
+            [("917521762710684.25", "917521762710684.2"), ("-237585891692028.125", "-237585891692028.12")]
+        {
+            assert_eq!(to_text(&serde_json::from_str(json).unwrap()), text, "{json}");
+        }
     }
 
     #[test]

@@ -347,8 +347,7 @@ fn convert_messages(sent: Vec<SentMessage>) -> Result<Vec<Message>> {
                 ));
             }
             Role::Assistant => {
-                let calls = assistant(i, message, &mut out)?;
-                let mut open: HashSet<String> = calls.into_iter().collect();
+                let mut open = assistant(i, message, &mut out)?;
                 while !open.is_empty() {
                     let Some((j, result)) = sent.next_if(|(_, next)| next.role == Role::Tool) else {
                         return invalid(format!(
@@ -371,7 +370,7 @@ fn convert_messages(sent: Vec<SentMessage>) -> Result<Vec<Message>> {
 }
 
 /// Appends an assistant message; returns the ids of its calls.
-fn assistant(i: usize, message: SentMessage, out: &mut Vec<Message>) -> Result<Vec<String>> {
+fn assistant(i: usize, message: SentMessage, out: &mut Vec<Message>) -> Result<HashSet<String>> {
     if message.content.is_none() && message.tool_calls.is_none() {
         return invalid(format!("messages[{i}]: an assistant message needs content or tool_calls"));
     }
@@ -383,13 +382,13 @@ fn assistant(i: usize, message: SentMessage, out: &mut Vec<Message>) -> Result<V
         return invalid(format!("messages[{i}]: an assistant message cannot contain images"));
     }
     let mut calls = Vec::new();
-    let mut ids = Vec::new();
+    let mut ids = HashSet::new();
     if let Some(sent) = message.tool_calls {
         if sent.is_empty() {
             return invalid(format!("messages[{i}].tool_calls is empty; leave it out instead"));
         }
         for SentCall { id, function } in sent {
-            if ids.contains(&id) {
+            if !ids.insert(id.clone()) {
                 return invalid(format!("messages[{i}]: tool call id {id:?} is used twice"));
             }
             let arguments = match function.arguments {
@@ -399,7 +398,6 @@ fn assistant(i: usize, message: SentMessage, out: &mut Vec<Message>) -> Result<V
                     return invalid(format!("messages[{i}]: the arguments of call {id:?} must be JSON text"));
                 }
             };
-            ids.push(id.clone());
             calls.push(ToolCall { id, name: function.name, arguments });
         }
     }

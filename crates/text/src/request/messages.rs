@@ -1,6 +1,6 @@
 //! `POST /v1/messages`, the Anthropic API (spec section 7.4).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -131,7 +131,8 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
     let think = resolve_think(body.thinking.as_ref().map(|thinking| thinking.r#type), effort, options);
 
     let tools = declared_tools(body.tools.unwrap_or_default())?;
-    let mut reader = Reader { tools: &tools, out: Vec::new(), open: BTreeSet::new() };
+    let by_name = tools.iter().map(|tool| (tool.name.as_str(), tool)).collect();
+    let mut reader = Reader { tools: by_name, out: Vec::new(), open: BTreeSet::new() };
     reader.system(body.system);
     if body.messages.is_empty() {
         return invalid("messages is empty");
@@ -209,9 +210,10 @@ fn declared_tools(sent: Vec<SentTool>) -> Result<Vec<Tool>> {
 
 /// Messages add only tools that the choice leaves; one that neither says nor adds anything vanishes.
 fn keep_chosen_tools(messages: &mut Vec<Message>, chosen: &[Tool]) {
+    let chosen: HashSet<&str> = chosen.iter().map(|tool| tool.name.as_str()).collect();
     messages.retain_mut(|message| match message {
         Message::System { content, tools } if !tools.is_empty() => {
-            tools.retain(|tool| chosen.iter().any(|kept| kept.name == tool.name));
+            tools.retain(|tool| chosen.contains(tool.name.as_str()));
             !content.prompt.is_empty() || !tools.is_empty()
         }
         _ => true,
@@ -219,7 +221,7 @@ fn keep_chosen_tools(messages: &mut Vec<Message>, chosen: &[Tool]) {
 }
 
 struct Reader<'a> {
-    tools: &'a [Tool],
+    tools: HashMap<&'a str, &'a Tool>,
     out: Vec<Message>,
     /// Ids of calls that wait for their result.
     open: BTreeSet<String>,
@@ -293,8 +295,10 @@ impl Reader<'_> {
     }
 
     fn tool(&self, name: &str, place: &str) -> Result<Tool> {
-        let known = self.tools.iter().find(|tool| tool.name == name).cloned();
-        known.ok_or_else(|| RequestError::invalid(format!("{place}: tool {name:?} is not declared in tools")))
+        match self.tools.get(name) {
+            Some(tool) => Ok(Tool::clone(tool)),
+            None => invalid(format!("{place}: tool {name:?} is not declared in tools")),
+        }
     }
 
     fn user(&mut self, i: usize, blocks: Vec<Block>) -> Result<()> {

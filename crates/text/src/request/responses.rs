@@ -232,8 +232,10 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
 struct Names {
     taken: HashSet<String>,
     namespaces: Vec<NamespaceTool>,
-    /// Namespace tools that only earlier calls name.
-    historical: HashMap<(String, String), String>,
+    /// Namespace and own name to the flat name, of declared tools and of those that only earlier calls name.
+    flat: HashMap<(String, String), String>,
+    /// Numbers tried for a flat name that was taken.
+    numbers: HashMap<String, usize>,
 }
 
 impl Names {
@@ -287,25 +289,21 @@ impl Names {
     fn unique(&mut self, namespace: &str, name: &str) -> String {
         let base = format!("{namespace}::{name}");
         let mut flat = base.clone();
-        let mut number = 0;
         while !self.taken.insert(flat.clone()) {
-            number += 1;
+            let number = self.numbers.entry(base.clone()).or_insert(0);
+            *number += 1;
             flat = format!("{base}_{number}");
         }
+        // Of a name declared twice the first is meant by calls.
+        self.flat.entry((namespace.to_owned(), name.to_owned())).or_insert_with(|| flat.clone());
         flat
     }
 
     fn of_call(&mut self, namespace: String, name: String) -> String {
-        let declared = self.namespaces.iter().find(|tool| tool.namespace == namespace && tool.name == name);
-        if let Some(tool) = declared {
-            return tool.flat.clone();
+        match self.flat.get(&(namespace.clone(), name.clone())) {
+            Some(flat) => flat.clone(),
+            None => self.unique(&namespace, &name),
         }
-        if let Some(flat) = self.historical.get(&(namespace.clone(), name.clone())) {
-            return flat.clone();
-        }
-        let flat = self.unique(&namespace, &name);
-        self.historical.insert((namespace, name), flat.clone());
-        flat
     }
 }
 
@@ -327,6 +325,8 @@ struct Reader {
     out: Vec<Message>,
     calls: Vec<ToolCall>,
     outputs: HashMap<String, Vec<Message>>,
+    /// Ids of calls that wait for their output.
+    open: HashSet<String>,
     seen: HashSet<String>,
 }
 
@@ -375,8 +375,8 @@ impl Reader {
     }
 
     fn require_outputs(&self, place: &str) -> Result<()> {
-        match self.calls.iter().find(|call| !self.outputs.contains_key(&call.id)) {
-            Some(call) => invalid(format!("{place}: the call {:?} before it has no output", call.id)),
+        match self.open.iter().min() {
+            Some(id) => invalid(format!("{place}: the call {id:?} before it has no output")),
             None => Ok(()),
         }
     }
@@ -385,6 +385,7 @@ impl Reader {
         if call.id.is_empty() || !self.seen.insert(call.id.clone()) {
             return invalid(format!("{place}: call_id {:?} is empty or was used before", call.id));
         }
+        self.open.insert(call.id.clone());
         self.calls.push(call);
         Ok(())
     }
@@ -397,7 +398,7 @@ impl Reader {
         place: &str,
     ) -> Result<()> {
         if let Some(id) = &call_id {
-            if !self.calls.iter().any(|call| call.id == *id) || self.outputs.contains_key(id) {
+            if !self.open.remove(id) {
                 return invalid(format!(
                     "{place}: the output of {id:?} has no call before it, or is its second"
                 ));
@@ -412,7 +413,7 @@ impl Reader {
             None => self.out.extend(messages),
             Some(id) => {
                 self.outputs.insert(id, messages);
-                if self.outputs.len() == self.calls.len() {
+                if self.open.is_empty() {
                     self.close_calls();
                 }
             }
