@@ -1,6 +1,7 @@
 //! Golden files, the tiny models, and comparison of rows.
 #![allow(dead_code, unused_macros, unused_imports)] // each test binary uses its part
 
+pub mod layers;
 pub mod probe;
 pub mod trace;
 
@@ -129,13 +130,15 @@ impl Tokens {
     }
 
     /// `group` of a golden file of test model `name`. In the group `image`, image tokens take the golden's aligned
-    /// rows in order; start, end and new line take the checkpoint's embeddings.
+    /// rows in order; start, end and new line take the checkpoint's embeddings. All files share the float32 file's
+    /// token types.
     pub fn of(golden: &Golden, name: &str, group: &str) -> Self {
         let ids = golden.tokens(group);
-        if !golden.has(&format!("{group}/types")) {
+        if group != "image" {
             return Self::text(ids);
         }
-        let (ckpt, types, aligned) = (open(name), golden.get("image/types"), golden.get("image/aligned"));
+        let types = Golden::open(&format!("{name}/golden/float32.safetensors")).get("image/types");
+        let (ckpt, aligned) = (open(name), golden.get("image/aligned"));
         let marker = |name: &str| -> Vec<f32> {
             let bytes = ckpt.tensor(name).unwrap();
             bytes
