@@ -7,7 +7,7 @@ use checkpoint::Form;
 use crate::{
     body,
     kernels::{Buffer, Kernels, Line, SLOTS, Tile, Values},
-    order::{self, LANES, STEP, View},
+    order::{self, GROUP, LANES, STEP, View},
     tables,
 };
 
@@ -439,49 +439,53 @@ unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, out: &mut [f32]) {
-    let (row, scales) = (v.row(r), v.scales(r));
-    let range = order::scale_range(scales);
-    if !order::movable(&range) {
-        return v.decode(r, k0, out);
-    }
+unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) {
     let mut spill = [Line([0.0; 16]); 2];
-    // SAFETY: every step reads its bytes from the row or from the padded copy and writes STEP floats of `out`.
-    unsafe {
-        let mut d = D::new(*range.start());
-        for (t, o) in out.chunks_exact_mut(STEP).enumerate() {
-            let t = k0 / STEP + t;
-            let start = t * D::BYTES;
-            let w = if start + D::BYTES <= row.len() {
-                d.step(row.as_ptr().add(start), scales.as_ptr().wrapping_add(2 * t), spill.as_mut_ptr())
-            } else {
-                let mut codes = [0u8; 4 * STEP];
-                let rest = &row[start.min(row.len())..];
-                codes[..rest.len()].copy_from_slice(rest);
-                d.step(codes.as_ptr(), tables::last_scales(v, r, t).as_ptr(), spill.as_mut_ptr())
-            };
-            for c in 0..4 {
-                for h in 0..2 {
-                    _mm256_storeu_ps(o.as_mut_ptr().add(16 * c + 8 * h), w[c][h]);
+    for (i, out) in out.chunks_exact_mut(kn).enumerate() {
+        let (row, scales) = (v.row(r + i), v.scales(r + i));
+        let slice = &scales[scales.len().min(k0 / GROUP)..scales.len().min((k0 + kn).div_ceil(GROUP))];
+        let range = order::scale_range(slice);
+        if !order::movable(&range) {
+            v.decode(r + i, k0, out);
+            continue;
+        }
+        // SAFETY: every step reads its bytes from the row or from the padded copy and writes STEP floats of `out`.
+        unsafe {
+            let mut d = D::new(*range.start());
+            for (t, o) in out.chunks_exact_mut(STEP).enumerate() {
+                let t = k0 / STEP + t;
+                let start = t * D::BYTES;
+                let w = if start + D::BYTES <= row.len() {
+                    d.step(row.as_ptr().add(start), scales.as_ptr().wrapping_add(2 * t), spill.as_mut_ptr())
+                } else {
+                    let mut codes = [0u8; 4 * STEP];
+                    let rest = &row[start.min(row.len())..];
+                    codes[..rest.len()].copy_from_slice(rest);
+                    d.step(codes.as_ptr(), tables::last_scales(v, r + i, t).as_ptr(), spill.as_mut_ptr())
+                };
+                for c in 0..4 {
+                    for h in 0..2 {
+                        _mm256_storeu_ps(o.as_mut_ptr().add(16 * c + 8 * h), w[c][h]);
+                    }
                 }
             }
-        }
-        if d.saw_nan() {
-            v.decode(r, k0, out);
+            if d.saw_nan() {
+                v.decode(r + i, k0, out);
+            }
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn decode(v: &View, r: usize, k0: usize, out: &mut [f32]) {
-    assert!(out.len().is_multiple_of(STEP) && k0.is_multiple_of(STEP), "decode {k0} + {}", out.len());
+fn decode(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) {
+    assert!(kn > 0 && kn.is_multiple_of(STEP) && k0.is_multiple_of(STEP), "decode {k0} + {kn}");
     // SAFETY: sizes were checked.
     unsafe {
         match v.form {
-            Form::F32 => decode_form::<F32>(v, r, k0, out),
-            Form::Bf16 => decode_form::<Bf16>(v, r, k0, out),
-            Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, out),
-            Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, out),
+            Form::F32 => decode_form::<F32>(v, r, k0, kn, out),
+            Form::Bf16 => decode_form::<Bf16>(v, r, k0, kn, out),
+            Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, kn, out),
+            Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, kn, out),
         }
     }
 }

@@ -98,8 +98,8 @@ pub(crate) struct Kernels {
     pub tile_rows: [usize; 2],
     /// `order::pack_row`.
     pub pack: unsafe fn(x: &[f32], layout: Layout, out: &mut [f32]) -> bool,
-    /// `View::decode`.
-    pub decode: unsafe fn(v: &View, r: usize, k0: usize, out: &mut [f32]),
+    /// `View::decode` of `kn` columns from `k0` of each row from `r`, `out.len() / kn` rows.
+    pub decode: unsafe fn(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]),
     /// Adds a tile's products to its lanes: `m`, `n` at most `tile_rows`.
     pub tile: unsafe fn(t: &Tile, m: usize, n: usize),
     /// `order::reduce` of `out.len()` outputs.

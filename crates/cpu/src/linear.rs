@@ -42,6 +42,8 @@ const UNIT: usize = 65_536;
 const SLICE: usize = 512;
 /// Activation rows that share the first-level cache with a few weight rows.
 const PANEL: usize = 12;
+/// Weight rows of a slice where one panel is all there is.
+const FEW: usize = 8;
 /// Bytes of decoded weights that stay in the second-level cache while the activations pass by.
 const TILE_BYTES: usize = 1 << 20;
 /// Activation rows of a unit.
@@ -285,48 +287,67 @@ impl Engine {
         row_of: impl Fn(usize, usize, usize) -> &'y mut [f32],
     ) {
         let k = order::padded(v.cols);
+        if k == 0 {
+            (u.x0..u.x0 + u.xn).for_each(|r| row_of(r, u.w0, u.wn).fill(0.0));
+            return;
+        }
+        // With one panel a slice of few weight rows is decoded into the first-level cache, used and forgotten; else the
+        // slices of the whole unit stay for the next panels.
+        let single = u.xn <= PANEL;
+        let group = if single { FEW.min(u.wn) } else { u.wn };
+        let weights = scratch.weights.take(group * if single { SLICE.min(k) } else { k });
+        let lanes = scratch.lanes.take(PANEL * group * LANES);
+        for w0 in (u.w0..u.w0 + u.wn).step_by(group) {
+            let wn = group.min(u.w0 + u.wn - w0);
+            for x0 in (u.x0..u.x0 + u.xn).step_by(PANEL) {
+                let xn = PANEL.min(u.x0 + u.xn - x0);
+                for k0 in (0..k).step_by(SLICE) {
+                    let kn = SLICE.min(k - k0);
+                    let slice = &mut weights[if single { 0 } else { k0 * wn }..][..kn * wn];
+                    if x0 == u.x0 {
+                        // SAFETY: the machine has these instructions.
+                        unsafe { (self.kernels.decode)(v, w0, k0, kn, slice) };
+                    }
+                    self.panel(pack, x0, xn, k0, kn, slice, lanes);
+                }
+                for i in 0..xn {
+                    let lanes = &lanes[i * wn * LANES..][..wn * LANES];
+                    // SAFETY: the machine has these instructions; 16 lanes per output.
+                    unsafe { (self.kernels.reduce)(lanes.as_ptr(), row_of(x0 + i, w0, wn)) };
+                }
+            }
+        }
+    }
+
+    /// Adds columns `k0..k0 + kn` of activation rows `x0..x0 + xn` times the weight rows of `slice` to their lanes.
+    fn panel(
+        &self,
+        pack: &Packed,
+        x0: usize,
+        xn: usize,
+        k0: usize,
+        kn: usize,
+        slice: &[f32],
+        lanes: &mut [f32],
+    ) {
         let [tm, tn] = self.kernels.tile_rows;
         let x = pack.buffer.get(pack.rows * pack.stride);
-        // With one panel a slice is used once and its place again; else all slices stay for the next panels.
-        let single = u.xn <= PANEL;
-        let weights = scratch.weights.take(u.wn * if single { SLICE.min(k) } else { k });
-        let lanes = scratch.lanes.take(PANEL * u.wn * LANES);
-        for (p, x0) in (u.x0..u.x0 + u.xn).step_by(PANEL).enumerate() {
-            let xn = PANEL.min(u.x0 + u.xn - x0);
-            if k == 0 {
-                (x0..x0 + xn).for_each(|r| row_of(r, u.w0, u.wn).fill(0.0));
-                continue;
-            }
-            for k0 in (0..k).step_by(SLICE) {
-                let kn = SLICE.min(k - k0);
-                let slice = &mut weights[if single { 0 } else { k0 * u.wn }..][..kn * u.wn];
-                if p == 0 {
-                    for (j, out) in slice.chunks_exact_mut(kn).enumerate() {
-                        // SAFETY: the machine has these instructions.
-                        unsafe { (self.kernels.decode)(v, u.w0 + j, k0, out) };
-                    }
-                }
-                for j in (0..u.wn).step_by(tn) {
-                    for i in (0..xn).step_by(tm) {
-                        let tile = Tile {
-                            x: x[(x0 + i) * pack.stride + k0..].as_ptr(),
-                            x_stride: pack.stride,
-                            w: slice[j * kn..].as_ptr(),
-                            w_stride: kn,
-                            steps: kn / LANES,
-                            acc: lanes[(i * u.wn + j) * LANES..].as_mut_ptr(),
-                            acc_stride: u.wn * LANES,
-                            first: k0 == 0,
-                        };
-                        // SAFETY: the machine has these instructions; rows, columns and lanes lie in the buffers.
-                        unsafe { (self.kernels.tile)(&tile, tm.min(xn - i), tn.min(u.wn - j)) };
-                    }
-                }
-            }
-            for i in 0..xn {
-                let lanes = &lanes[i * u.wn * LANES..];
-                // SAFETY: the machine has these instructions; 16 lanes per output.
-                unsafe { (self.kernels.reduce)(lanes.as_ptr(), row_of(x0 + i, u.w0, u.wn)) };
+        let wn = slice.len() / kn;
+        assert!(x0 + xn <= pack.rows && k0 + kn <= pack.stride && lanes.len() >= xn * wn * LANES);
+        for j in (0..wn).step_by(tn) {
+            for i in (0..xn).step_by(tm) {
+                let tile = Tile {
+                    x: x[(x0 + i) * pack.stride + k0..].as_ptr(),
+                    x_stride: pack.stride,
+                    w: slice[j * kn..].as_ptr(),
+                    w_stride: kn,
+                    steps: kn / LANES,
+                    acc: lanes[(i * wn + j) * LANES..].as_mut_ptr(),
+                    acc_stride: wn * LANES,
+                    first: k0 == 0,
+                };
+                // SAFETY: the machine has these instructions; rows, columns and lanes lie in the buffers.
+                unsafe { (self.kernels.tile)(&tile, tm.min(xn - i), tn.min(wn - j)) };
             }
         }
     }

@@ -29,8 +29,10 @@ pub(crate) const KERNELS: Kernels = Kernels {
 
 body::kernels!();
 
-fn decode(v: &View, r: usize, k0: usize, out: &mut [f32]) {
-    v.decode(r, k0, out);
+fn decode(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) {
+    for (i, out) in out.chunks_exact_mut(kn).enumerate() {
+        v.decode(r + i, k0, out);
+    }
 }
 
 unsafe fn tile(t: &Tile, m: usize, n: usize) {
