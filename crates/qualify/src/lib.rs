@@ -1,9 +1,17 @@
 //! Qualification: what makes an engine's numerics known.
 
+pub mod bins;
 mod digest;
 mod error;
+pub mod fault;
+pub mod gates;
+pub mod identity;
+pub mod inputs;
 pub mod judge;
 mod load;
+pub mod machine;
+pub mod noise;
+pub mod receipt;
 pub mod scores;
 pub mod thresholds;
 pub mod trace;

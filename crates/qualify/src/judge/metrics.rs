@@ -71,9 +71,10 @@ pub fn logits(a: &[f32], b: &[f32], vocab: usize) -> LogitError {
 }
 
 fn log_softmax(x: &[f32]) -> Vec<f64> {
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = x.iter().map(|v| f64::from(v - max).exp()).sum();
-    x.iter().map(|v| f64::from(*v) - f64::from(max) - sum.ln()).collect()
+    // In double precision from the start: single-precision differences alone would cost a KL of 1e-9.
+    let max = f64::from(x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let log_sum = x.iter().map(|v| (f64::from(*v) - max).exp()).sum::<f64>().ln();
+    x.iter().map(|v| f64::from(*v) - max - log_sum).collect()
 }
 
 /// Σ p (ln p - ln q), never below 0: rounding of equal rows must not give a negative distance.

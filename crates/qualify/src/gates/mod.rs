@@ -1,0 +1,5 @@
+//! The gates.
+
+pub mod layers;
+pub mod model;
+pub mod operators;

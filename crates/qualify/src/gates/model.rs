@@ -1,0 +1,256 @@
+//! G2 and G3 of a model on a device, against a reference trace or against the CPU's own reference run.
+
+use checkpoint::Checkpoint;
+use model::{Input, Model, Rows};
+use ops::{Backend, ExpertWeights, Host, Mode, Taps, Weight};
+use serde_json::{Value, json};
+
+use crate::{
+    Error, Result, Thresholds,
+    bins::{Bins, Element},
+    gates::layers::{Forced, LiveTeacher, TraceTeacher, teacher_forced},
+    judge::metrics,
+    noise::{SelfNoise, self_noise},
+    receipt::{Check, Gate, Rule},
+    thresholds::Layers,
+    trace::Trace,
+};
+
+/// What G2 and G3 give, with measurements for the receipt.
+pub struct Outcome {
+    /// Teacher-forced layers.
+    pub g2: Gate,
+    /// Whole model.
+    pub g3: Gate,
+    /// Self-noise and flips.
+    pub measurements: Value,
+}
+
+/// Backends that compute on host tensors, as the reference run needs.
+pub trait HostBackend: Backend<Buf = Host, Mat = Weight, Experts = Vec<ExpertWeights>> {}
+
+impl<B: Backend<Buf = Host, Mat = Weight, Experts = Vec<ExpertWeights>>> HostBackend for B {}
+
+/// G2 of one pass as checks.
+fn layer_checks(pass: &str, forced: &Forced, key: &str, limits: &Layers, t: &Thresholds) -> Vec<Check> {
+    let figures = forced.figures();
+    let quantile = |q: f64| {
+        let last = figures.len().saturating_sub(1) as f64;
+        figures.get((last * q).ceil() as usize).copied().unwrap_or(f64::INFINITY)
+    };
+    let at_most = |name: &str, limit: f64| Rule::AtMost { limit, threshold: format!("g2.{key}.{name}") };
+    let allowed = *t.flips.base + *t.flips.share * forced.token_layers() as f64;
+    let apart = forced.apart().len() as f64;
+    vec![
+        Check::new(format!("{pass} median"), quantile(0.5), at_most("median", *limits.median))
+            .noted(format!("NRMS of {} token-layers", forced.token_layers())),
+        Check::new(format!("{pass} 95th percentile"), quantile(0.95), at_most("p95", *limits.p95)),
+        Check::new(format!("{pass} largest"), quantile(1.0), at_most("max", *limits.max)),
+        Check::new(format!("{pass} unexplained flips"), forced.unexcused() as f64, Rule::Zero).noted(
+            "choices that differ although the margin is above the allowed multiple of the score error",
+        ),
+        Check::new(
+            format!("{pass} flips set apart beyond the allowance"),
+            (apart - allowed).max(0.0),
+            Rule::Zero,
+        )
+        .noted(format!("{apart} set apart, {allowed:.1} allowed")),
+    ]
+}
+
+/// G3 of one pass as checks.
+fn whole_checks(pass: &str, got: &Host, want: &[f32], noise: &SelfNoise, t: &Thresholds) -> Vec<Check> {
+    let values = metrics::values(got.as_f32(), want);
+    let logits = metrics::logits(got.as_f32(), want, got.width());
+    let rule = |noise: f64, floor: f64, name: &str| Rule::Noise {
+        noise,
+        factor: *t.g3.factor,
+        floor,
+        thresholds: ["g3.factor".into(), name.into()],
+    };
+    vec![
+        Check::new(
+            format!("{pass} NRMS"),
+            values.nrms,
+            rule(noise.nrms(), *t.g3.floor_nrms, "g3.floor_nrms"),
+        )
+        .noted(format!(
+            "median of {} one-ulp changes of the reference, {} rounded away; the proposed 1 % would {}",
+            noise.draws.len(),
+            noise.vanished,
+            if values.nrms <= *t.g3.proposal { "pass" } else { "fail" }
+        )),
+        Check::new(format!("{pass} KL"), logits.kl, rule(noise.kl(), *t.g3.floor_kl, "g3.floor_kl")),
+        Check::new(format!("{pass} top-1 agreement"), logits.top1, Rule::Shown),
+        Check::new(format!("{pass} top-1 agreement of the noise"), noise.top1(), Rule::Shown),
+    ]
+}
+
+fn forward<B: Backend>(model: &Model<B>, ids: &[u32]) -> Result<Host> {
+    let mut state = model.new_state(ids.len())?;
+    let out = model.forward(&mut state, Input::text(ids), Rows::All, &mut Taps::off())?;
+    let out = out.ok_or_else(|| Error::Usage("a pass has no tokens".into()))?;
+    Ok(model.backend().read(&out.logits)?)
+}
+
+/// What a run against a trace needs.
+pub struct AgainstTrace<'a, B: Backend, R: HostBackend> {
+    /// The model on the device.
+    pub model: &'a Model<B>,
+    /// The same model on the CPU in the reference's numerics: it gives the noise, and names bin flips.
+    pub own: &'a Model<Bins<R>>,
+    /// The checkpoint.
+    pub checkpoint: &'a Checkpoint,
+    /// Key of the limits: `nano-source`.
+    pub key: &'a str,
+    /// Perturbed runs a pass.
+    pub draws: usize,
+}
+
+impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
+    /// Runs G2 on the passes that have streams, G3 on all prefills of the trace; `progress` is told the pass.
+    ///
+    /// # Errors
+    /// A trace that does not fit the model, or a device failure.
+    pub fn run(&self, trace: &Trace, mut progress: impl FnMut(&str)) -> Result<Outcome> {
+        let t = Thresholds::built_in();
+        let limits = t.layers(self.key);
+        let layers = self.model.config().num_hidden_layers;
+        let (mut g2, mut g3, mut noises, mut flips, mut bins) = (vec![], vec![], vec![], vec![], vec![]);
+        for pass in trace.passes() {
+            let prefill = trace.has(&pass, "logits") && trace.has(&pass, "tokens");
+            let ids = if prefill { trace.tokens(&pass)? } else { continue };
+            let want = trace.floats(&pass, "logits")?;
+            // Decode rows and image spans are other texts than a plain prefill of their tokens.
+            if want.rows() != ids.len() || trace.has(&pass, "types") || is_image(self.model, &ids) {
+                continue;
+            }
+            // The dense passes were made with other selection sizes than the checkpoint's.
+            if pass.starts_with("dense") {
+                continue;
+            }
+            progress(&pass);
+            let has = |l: usize, n: &str| trace.has(&pass, &format!("layers.{l}.{n}"));
+            if (0..layers).all(|l| has(l, "streams") && has(l, "pre_mix")) {
+                let mut teacher = TraceTeacher { trace, pass: &pass };
+                let forced =
+                    teacher_forced(self.model, self.checkpoint, &ids, &mut teacher, &t.flips, |_| {})?;
+                g2.extend(layer_checks(&pass, &forced, limits.0, limits.1, t));
+                flips.extend(forced.flips.iter().map(|f| json!({ "pass": pass, "flip": f })));
+            }
+            self.own.backend().reset(Vec::new());
+            let noise = self_noise(self.own, self.checkpoint, &ids, self.draws)?;
+            let got = forward(self.model, &ids)?;
+            let want = want.as_float().unwrap_or(&[]);
+            if want.len() != got.as_f32().len() {
+                let what = format!("tensor {pass}/logits does not have the model's vocabulary");
+                return Err(Error::file(trace.file(), what));
+            }
+            let mut checks = whole_checks(&pass, &got, want, &noise, t);
+            let exact = self.own.backend().mode() != Mode::Source;
+            if exact && checks[0].figure.is_some_and(|d| d > t.g3.limit_nrms(noise.nrms())) {
+                let (resolved, crossed) = self.resolve(&ids, want)?;
+                if !crossed.is_empty() {
+                    let names: Vec<String> = crossed.iter().map(named).collect();
+                    let raw = metrics::values(got.as_f32(), want).nrms;
+                    bins.push(json!({ "pass": pass, "nrms": raw, "elements": crossed }));
+                    checks = whole_checks(&pass, &resolved, want, &noise, t);
+                    checks[0].note = format!("{raw:.2e} before the named bin flips: {}", names.join("; "));
+                }
+            }
+            g3.extend(checks);
+            noises.push(json!({
+                "pass": pass, "tokens": ids.len(), "nrms": noise.nrms(), "kl": noise.kl(), "top1": noise.top1(),
+                "vanished": noise.vanished, "draws": noise.draws,
+            }));
+        }
+        let or_not_run = |name: &str, checks: Vec<Check>, why: &str| match checks.is_empty() {
+            true => Gate::not_run(name, why),
+            false => Gate::new(name, checks),
+        };
+        Ok(Outcome {
+            g2: or_not_run("G2", g2, "the reference trace has no streams of every layer"),
+            g3: or_not_run("G3", g3, "the reference trace has no prefill with logits of every token"),
+            measurements: json!({ "self_noise": noises, "flips": flips, "bin_flips": bins }),
+        })
+    }
+}
+
+/// Most cached elements that are pushed across a boundary to explain a difference.
+const MOST_CROSSED: usize = 8;
+/// Relative distance to a boundary under which single precision may fall on either side: a few of its units, summed up
+/// over the layers.
+const BIN_REACH: f64 = 4e-6;
+
+impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
+    /// Pushes cached elements that lie at a rounding boundary across it, one after the other in the order of the
+    /// forward pass, and keeps those that bring our own logits nearer to the reference's. What is left after that is
+    /// not the cache's doing. The run is that of the CPU in the same numerics, which may differ from the device's.
+    fn resolve(&self, ids: &[u32], want: &[f32]) -> Result<(Host, Vec<Element>)> {
+        let bins = self.own.backend();
+        bins.reset(Vec::new());
+        let mut best = forward(self.own, ids)?;
+        let mut distance = metrics::values(best.as_f32(), want).nrms;
+        let mut near = bins.near();
+        near.retain(|e| e.gap.abs() <= BIN_REACH);
+        let mut crossed: Vec<Element> = Vec::new();
+        for e in near {
+            if distance <= *Thresholds::built_in().g3.floor_nrms || crossed.len() == MOST_CROSSED {
+                break;
+            }
+            let tried: Vec<Element> = crossed.iter().cloned().chain([e]).collect();
+            bins.reset(tried.clone());
+            let moved = forward(self.own, ids)?;
+            let d = metrics::values(moved.as_f32(), want).nrms;
+            if d < 0.5 * distance {
+                (best, distance, crossed) = (moved, d, tried);
+            }
+        }
+        bins.reset(Vec::new());
+        Ok((best, crossed))
+    }
+}
+
+/// G2 and G3 against a live run of the CPU in the same numerics, for any checkpoint: layer by layer, so that only one
+/// layer's weights are in use at a time.
+///
+/// # Errors
+/// What the checkpoint, the model or a device reports.
+pub fn against_live<B: Backend, R: HostBackend>(
+    model: &Model<B>,
+    reference: &Model<R>,
+    checkpoint: &Checkpoint,
+    ids: &[u32],
+    key: &str,
+    draws: usize,
+    progress: impl FnMut(usize),
+) -> Result<Outcome> {
+    let t = Thresholds::built_in();
+    let limits = t.layers(key);
+    let mut teacher = LiveTeacher::new(reference, checkpoint, ids, draws)?;
+    let forced = teacher_forced(model, checkpoint, ids, &mut teacher, &t.flips, progress)?;
+    let (want, noise) = teacher.finish()?;
+    let got = forward(model, ids)?;
+    let pass = format!("{} tokens", ids.len());
+    let measurements = json!({
+        "self_noise": [{
+            "pass": pass, "tokens": ids.len(), "nrms": noise.nrms(), "kl": noise.kl(), "top1": noise.top1(),
+            "vanished": noise.vanished, "draws": noise.draws,
+        }],
+        "flips": forced.flips,
+    });
+    Ok(Outcome {
+        g2: Gate::new("G2", layer_checks(&pass, &forced, limits.0, limits.1, t)),
+        g3: Gate::new("G3", whole_checks(&pass, &got, want.as_f32(), &noise, t)),
+        measurements,
+    })
+}
+
+/// Whether a text has image tokens, whose embeddings a trace does not carry.
+fn is_image<B: Backend>(model: &Model<B>, ids: &[u32]) -> bool {
+    ids.contains(&model.config().image_token_id)
+}
+
+fn named(e: &Element) -> String {
+    format!("{} call {} row {} element {}", e.operator, e.call, e.row, e.column)
+}
