@@ -6,7 +6,7 @@
 use checkpoint::Weight;
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, Reference, RopeTable, Routing,
-    Window, cache, dspark, engram, hyper,
+    Window, dspark, engram, hyper,
     hyper::{MIX, MixConstants},
     indexer, linear, moe, norm, pool, rope,
 };
@@ -81,7 +81,7 @@ impl Cpu {
     fn product(&self, weight: &Weight, io: Io, a: &Host) -> Vec<f32> {
         let mut y = vec![0.0; a.rows() * weight.rows()];
         self.engine.linear(weight, a.as_f32(), a.rows(), &mut y);
-        linear::round_outputs(self.mode, io, &mut y);
+        self.round(io, &mut y, weight.rows());
         y
     }
 
@@ -96,49 +96,69 @@ impl Cpu {
         Host::f32(q.shape(), o)
     }
 
-    /// Gate, up, activation and down of several experts, each on its own rows of `a` (quantised as the products take
-    /// them) with its own weights; returns each expert's rows.
-    fn experts(&self, a: &[Host], parts: &[[&Weight; 3]], weights: &[Vec<f32>], limit: f32) -> Vec<Host> {
-        let inter = |p: &[&Weight; 3]| p[0].rows();
-        let mut gate: Vec<Vec<f32>> =
-            a.iter().zip(parts).map(|(a, p)| vec![0.0; a.rows() * inter(p)]).collect();
-        let mut up = gate.clone();
-        let mut jobs = Vec::with_capacity(2 * parts.len());
-        for ((a, p), (g, u)) in a.iter().zip(parts).zip(gate.iter_mut().zip(&mut up)) {
-            jobs.push(Job { weight: p[0], x: a.as_f32(), rows: a.rows(), y: g });
-            jobs.push(Job { weight: p[1], x: a.as_f32(), rows: a.rows(), y: u });
+    /// Rounds products in place on all threads.
+    fn round(&self, io: Io, y: &mut [f32], width: usize) {
+        if self.mode == Mode::Source && io != Io::F32 {
+            self.rows(y, width, width, |_, y| numerics::bf16::round_slice(y));
+        }
+    }
+
+    /// Gated experts: the rows of `a` (as the products take them) lie group by group, every group under its own
+    /// w1, w3, w2, every row with its own weight.
+    fn experts(&self, a: &[f32], groups: &[Group], weights: &[f32], limit: f32) -> Vec<f32> {
+        let [w1, _, w2] = groups[0].parts;
+        let (inter, out, rows) = (w1.rows(), w2.rows(), weights.len());
+        let (mut gate, mut up) = (vec![0.0; rows * inter], vec![0.0; rows * inter]);
+        let mut jobs = Vec::with_capacity(2 * groups.len());
+        let (mut g_rest, mut u_rest) = (&mut gate[..], &mut up[..]);
+        for group in groups {
+            let (g, u);
+            (g, g_rest) = g_rest.split_at_mut(group.rows * inter);
+            (u, u_rest) = u_rest.split_at_mut(group.rows * inter);
+            let x = group.input(a, w1.cols());
+            jobs.push(Job { weight: group.parts[0], x, rows: group.rows, y: g });
+            jobs.push(Job { weight: group.parts[1], x, rows: group.rows, y: u });
         }
         self.engine.run(&mut jobs);
-        let hidden: Vec<Host> = (0..parts.len())
-            .map(|e| {
-                linear::round_outputs(self.mode, Io::Fp8, &mut gate[e]);
-                linear::round_outputs(self.mode, Io::Fp8, &mut up[e]);
-                let n = inter(&parts[e]);
-                let mut h = vec![0.0; gate[e].len()];
-                self.rows(&mut h, n, 16 * n, |r, h| {
-                    let range = r * n..(r + 1) * n;
-                    moe::swiglu(self.mode, &gate[e][range.clone()], &up[e][range], limit, weights[e][r], h);
-                });
-                self.activations(Io::Fp8, &Host::f32(&[a[e].rows(), n], h))
-            })
-            .collect();
-        let mut out: Vec<Vec<f32>> =
-            hidden.iter().zip(parts).map(|(h, p)| vec![0.0; h.rows() * p[2].rows()]).collect();
-        let mut jobs: Vec<Job> = hidden
-            .iter()
-            .zip(parts)
-            .zip(&mut out)
-            .map(|((h, p), y)| Job { weight: p[2], x: h.as_f32(), rows: h.rows(), y })
-            .collect();
+        self.round(Io::Fp8, &mut gate, inter);
+        self.round(Io::Fp8, &mut up, inter);
+        let mut hidden = vec![0.0; rows * inter];
+        self.rows(&mut hidden, inter, 16 * inter, |r, h| {
+            let range = r * inter..(r + 1) * inter;
+            moe::swiglu(self.mode, &gate[range.clone()], &up[range], limit, weights[r], h);
+            if self.mode == Mode::Source {
+                numerics::quantise::qdq_fp8(h);
+            }
+        });
+        let mut y = vec![0.0; rows * out];
+        let mut jobs = Vec::with_capacity(groups.len());
+        let mut y_rest = &mut y[..];
+        for group in groups {
+            let part;
+            (part, y_rest) = y_rest.split_at_mut(group.rows * out);
+            let x = group.input(&hidden, inter);
+            jobs.push(Job { weight: group.parts[2], x, rows: group.rows, y: part });
+        }
         self.engine.run(&mut jobs);
-        out.into_iter()
-            .zip(&hidden)
-            .map(|(mut y, h)| {
-                linear::round_outputs(self.mode, Io::Fp8, &mut y);
-                let width = y.len() / h.rows();
-                Host::f32(&[h.rows(), width], y)
-            })
-            .collect()
+        self.round(Io::Fp8, &mut y, out);
+        y
+    }
+}
+
+/// Rows that share an expert.
+struct Group<'a> {
+    /// w1, w3, w2.
+    parts: [&'a Weight; 3],
+    /// First row.
+    start: usize,
+    /// Number of rows.
+    rows: usize,
+}
+
+impl Group<'_> {
+    /// The group's rows of `all`, rows of `width` values.
+    fn input<'x>(&self, all: &'x [f32], width: usize) -> &'x [f32] {
+        &all[self.start * width..][..self.rows * width]
     }
 }
 
@@ -213,23 +233,23 @@ impl Backend for Cpu {
     fn grouped_linear(&self, x: &Host, weight: &Weight, groups: usize) -> Host {
         let (rows, k, per) = (x.rows(), weight.cols(), weight.rows() / groups);
         let parts: Vec<Weight> = (0..groups).map(|g| weight.rows_slice(g * per, per)).collect();
-        let inputs: Vec<Vec<f32>> = (0..groups)
-            .map(|g| (0..rows).flat_map(|t| x.row(t)[g * k..][..k].iter().copied()).collect())
-            .collect();
-        let mut outputs = vec![vec![0.0; rows * per]; groups];
+        // Group by group, so that every group's rows lie together.
+        let mut inputs = vec![0.0; groups * rows * k];
+        self.rows(&mut inputs, k, k, |i, o| o.copy_from_slice(&x.row(i % rows)[i / rows * k..][..k]));
+        let mut outputs = vec![0.0; groups * rows * per];
         let mut jobs: Vec<Job> = parts
             .iter()
-            .zip(&inputs)
-            .zip(&mut outputs)
+            .zip(inputs.chunks(rows * k))
+            .zip(outputs.chunks_mut(rows * per))
             .map(|((weight, x), y)| Job { weight, x, rows, y })
             .collect();
         self.engine.run(&mut jobs);
-        let mut z = Vec::with_capacity(rows * weight.rows());
-        for t in 0..rows {
-            outputs.iter().for_each(|y| z.extend_from_slice(&y[t * per..][..per]));
-        }
-        linear::round_outputs(self.mode, Io::Bf16, &mut z);
-        Host::f32(&[rows, weight.rows()], z)
+        self.round(Io::Bf16, &mut outputs, per);
+        self.map(x, &[weight.rows()], weight.rows(), |t, _, z| {
+            for (g, z) in z.chunks_mut(per).enumerate() {
+                z.copy_from_slice(&outputs[(g * rows + t) * per..][..per]);
+            }
+        })
     }
 
     fn argmax(&self, logits: &Host) -> Host {
@@ -244,7 +264,10 @@ impl Backend for Cpu {
     }
 
     fn store_window(&self, kv: &Host) -> Host {
-        cache::store_window(kv)
+        let width = numerics::quantise::fp8_row_bytes(kv.width());
+        let mut codes = vec![0; kv.rows() * width];
+        self.rows(&mut codes, width, 8 * width, |t, row| numerics::quantise::store_fp8(kv.row(t), row));
+        Host::u8(&[kv.rows(), width], codes)
     }
 
     fn ring_write(&self, ring: &mut Host, codes: &Host, positions: &[u32]) {
@@ -294,7 +317,12 @@ impl Backend for Cpu {
     }
 
     fn mask_scores(&self, scores: &Host, mask: &Host, block: usize) -> Host {
-        self.plain.mask_scores(scores, mask, block)
+        self.map(scores, &scores.shape()[1..], scores.width(), |t, s, out| {
+            let kept = mask.code_row(t);
+            for ((o, s), kept) in out.chunks_mut(block).zip(s.chunks(block)).zip(kept) {
+                if *kept == 1 { o.copy_from_slice(s) } else { o.fill(f32::NEG_INFINITY) }
+            }
+        })
     }
 
     fn topk(&self, scores: &Host, k: usize) -> Host {
@@ -343,7 +371,26 @@ impl Backend for Cpu {
         k: usize,
         scale: f32,
     ) -> Routing<Host> {
-        self.plain.router(logits, bias, image, k, scale)
+        let rows = logits.rows();
+        // Ids ride as values beside the weights: they are small whole numbers.
+        let mut both = vec![0.0; rows * 2 * k];
+        self.rows(&mut both, 2 * k, 64 * logits.width(), |t, out| {
+            let bias = match image {
+                Some((vl, flags)) if flags[t] => vl,
+                _ => bias,
+            };
+            let mut ids = vec![0; k];
+            let (as_values, weights) = out.split_at_mut(k);
+            moe::router_row(logits.row(t), bias.as_f32(), scale, &mut ids, weights);
+            as_values.iter_mut().zip(&ids).for_each(|(v, id)| *v = *id as f32);
+        });
+        let part = |range: std::ops::Range<usize>| {
+            both.chunks(2 * k).flat_map(move |row| row[range.clone()].to_vec())
+        };
+        Routing {
+            experts: Host::i32(&[rows, k], part(0..k).map(|v| v as i32).collect()),
+            weights: Host::f32(&[rows, k], part(k..2 * k).collect()),
+        }
     }
 
     fn routed_experts(
@@ -354,41 +401,44 @@ impl Backend for Cpu {
         limit: f32,
     ) -> Host {
         let (k, d) = (routing.experts.width(), x.width());
-        // Rows by expert, ascending, so that a token's experts add up in that order.
-        let mut by_expert: Vec<Vec<(usize, f32)>> = vec![Vec::new(); experts.len()];
-        for (i, (e, w)) in routing.experts.as_i32().iter().zip(routing.weights.as_f32()).enumerate() {
-            by_expert[*e as usize].push((i / k, *w));
-        }
-        let used: Vec<usize> = (0..experts.len()).filter(|e| !by_expert[*e].is_empty()).collect();
+        let (ids, weights) = (routing.experts.as_i32(), routing.weights.as_f32());
+        // Choices sorted by expert: every expert's rows lie together, and a token's experts add up in ascending order.
+        let mut order: Vec<usize> = (0..ids.len()).collect();
+        order.sort_by_key(|c| ids[*c]);
         let a = self.activations(Io::Fp8, x);
-        let inputs: Vec<Host> = used
-            .iter()
-            .map(|e| {
-                let rows = by_expert[*e].iter().flat_map(|(t, _)| a.row(*t).iter().copied()).collect();
-                Host::f32(&[by_expert[*e].len(), d], rows)
-            })
-            .collect();
-        let parts: Vec<[&Weight; 3]> =
-            used.iter().map(|e| [&experts[*e].gate, &experts[*e].up, &experts[*e].down]).collect();
-        let weights: Vec<Vec<f32>> =
-            used.iter().map(|e| by_expert[*e].iter().map(|(_, w)| *w).collect()).collect();
-        let outputs = self.experts(&inputs, &parts, &weights, limit);
-        let mut acc = vec![0.0f32; x.rows() * d];
-        for (e, y) in used.iter().zip(&outputs) {
-            for (r, (t, _)) in by_expert[*e].iter().enumerate() {
-                acc[t * d..][..d].iter_mut().zip(y.row(r)).for_each(|(a, y)| *a += y);
+        let mut inputs = vec![0.0; order.len() * d];
+        self.rows(&mut inputs, d, d, |i, o| o.copy_from_slice(a.row(order[i] / k)));
+        let mut groups: Vec<Group> = Vec::new();
+        let mut places = vec![Vec::with_capacity(k); x.rows()];
+        for (i, c) in order.iter().enumerate() {
+            places[c / k].push(i);
+            let e = &experts[ids[*c] as usize];
+            match groups.last_mut() {
+                Some(g) if i > 0 && ids[order[i - 1]] == ids[*c] => g.rows += 1,
+                _ => groups.push(Group { parts: [&e.gate, &e.up, &e.down], start: i, rows: 1 }),
             }
         }
-        Host::f32(x.shape(), acc)
+        let weights: Vec<f32> = order.iter().map(|c| weights[*c]).collect();
+        let y = self.experts(&inputs, &groups, &weights, limit);
+        self.map(x, &[d], 2 * k * d, |t, _, acc| {
+            for i in &places[t] {
+                acc.iter_mut().zip(&y[i * d..][..d]).for_each(|(a, y)| *a += y);
+            }
+        })
     }
 
-    fn shared_expert(&self, x: &Host, weights: [&Weight; 3], limit: f32) -> Host {
-        let a = self.activations(Io::Fp8, x);
-        self.experts(&[a], &[weights], &[vec![1.0; x.rows()]], limit).remove(0)
+    fn shared_expert(&self, x: &Host, parts: [&Weight; 3], limit: f32) -> Host {
+        let (a, rows) = (self.activations(Io::Fp8, x), x.rows());
+        let all = [Group { parts, start: 0, rows }];
+        Host::f32(x.shape(), self.experts(a.as_f32(), &all, &vec![1.0; rows], limit))
     }
 
     fn moe_sum(&self, routed: &Host, shared: &Host) -> Host {
-        self.plain.moe_sum(routed, shared)
+        self.map(routed, &routed.shape()[1..], routed.width(), |t, a, y| {
+            for ((y, a), b) in y.iter_mut().zip(a).zip(shared.row(t)) {
+                *y = self.mode.bf16(a + b);
+            }
+        })
     }
 
     fn hc_mix(
@@ -445,18 +495,15 @@ impl Backend for Cpu {
         k_weight: &Host,
         alive: &[bool],
     ) -> (Host, Host) {
-        // The gates ride behind the streams, so that one pass writes both.
         let (n, width) = (streams.shape()[1], streams.width());
-        let mut out = vec![0.0; streams.rows() * (width + n)];
         let (q, k) = (q_weight.as_f32(), k_weight.as_f32());
-        self.rows(&mut out, width + n, 8 * width, |t, out| {
-            let (x, gate) = out.split_at_mut(width);
-            engram::engram_gate_row(self.mode, streams.row(t), kv.row(t), q, k, alive[t], gate, x);
+        let gate = self.map(streams, &[n], 8 * width, |t, x, gate| {
+            engram::gates_row(x, kv.row(t), q, k, alive[t], gate);
         });
-        let part = |range: std::ops::Range<usize>| -> Vec<f32> {
-            out.chunks(width + n).flat_map(|row| row[range.clone()].iter().copied()).collect()
-        };
-        (Host::f32(streams.shape(), part(0..width)), Host::f32(&[streams.rows(), n], part(width..width + n)))
+        let out = self.map(streams, &streams.shape()[1..], 2 * width, |t, x, out| {
+            engram::add_row(self.mode, x, kv.row(t), gate.row(t), out);
+        });
+        (out, gate)
     }
 
     fn stream_mean(&self, streams: &Host) -> Host {

@@ -60,31 +60,35 @@ pub fn engram_rows(table: &Weight, rows: &[u64], columns: usize) -> Host {
     Host::f32(&[rows.len() / columns, columns * dim], e)
 }
 
-/// One row: gates each stream's key against the stream and adds the value. Returns the gates through `gate`.
-pub fn engram_gate_row(
-    mode: Mode,
+/// One row's gates: each stream's key against the stream; 0 where the token is not `alive`.
+pub fn gates_row(
     streams: &[f32],
     kv: &[f32],
     q_weight: &[f32],
     k_weight: &[f32],
     alive: bool,
     gate: &mut [f32],
-    out: &mut [f32],
 ) {
-    let n = gate.len();
-    let d = streams.len() / n;
-    let value = &kv[n * d..];
-    for i in 0..n {
+    let d = streams.len() / gate.len();
+    for (i, gate) in gate.iter_mut().enumerate() {
         let range = i * d..(i + 1) * d;
         let (x, key) = (&streams[range.clone()], &kv[range.clone()]);
-        let (q, k) = (&q_weight[range.clone()], &k_weight[range.clone()]);
+        let (q, k) = (&q_weight[range.clone()], &k_weight[range]);
         let sum: f64 = (0..d).map(|c| f64::from(x[c] * (q[c] * k[c])) * f64::from(key[c])).sum();
         let norms = rsqrt(mean_square(x) + 1e-20) * rsqrt(mean_square(key) + 1e-20);
         let dot = sum as f32 * norms * (d as f64).powf(-0.5) as f32;
         let root = dot.abs().max(1e-6).sqrt().copysign(dot);
-        gate[i] = if alive { 1.0 / (1.0 + (-root).exp()) } else { 0.0 };
-        for (o, (x, v)) in out[range].iter_mut().zip(x.iter().zip(value)) {
-            *o = mode.bf16(x + gate[i] * v);
+        *gate = if alive { 1.0 / (1.0 + (-root).exp()) } else { 0.0 };
+    }
+}
+
+/// One row's new streams: each stream plus its gate times the value, which lies behind the keys in `kv`.
+pub fn add_row(mode: Mode, streams: &[f32], kv: &[f32], gate: &[f32], out: &mut [f32]) {
+    let d = streams.len() / gate.len();
+    let value = &kv[streams.len()..];
+    for ((out, x), gate) in out.chunks_mut(d).zip(streams.chunks(d)).zip(gate) {
+        for (o, (x, v)) in out.iter_mut().zip(x.iter().zip(value)) {
+            *o = mode.bf16(x + gate * v);
         }
     }
 }

@@ -272,14 +272,14 @@ impl Backend for Reference {
         k_weight: &Host,
         alive: &[bool],
     ) -> (Host, Host) {
-        let n = streams.shape()[1];
-        let mut gates = vec![0.0; streams.rows() * n];
-        let mut out = vec![0.0; streams.rows() * streams.width()];
-        for (t, (gate, out)) in gates.chunks_mut(n).zip(out.chunks_mut(streams.width())).enumerate() {
-            let (q, k) = (q_weight.as_f32(), k_weight.as_f32());
-            engram::engram_gate_row(self.mode, streams.row(t), kv.row(t), q, k, alive[t], gate, out);
-        }
-        (Host::f32(streams.shape(), out), Host::f32(&[streams.rows(), n], gates))
+        let (q, k) = (q_weight.as_f32(), k_weight.as_f32());
+        let gate = map_rows(streams, streams.shape()[1], |t, x, gate| {
+            engram::gates_row(x, kv.row(t), q, k, alive[t], gate);
+        });
+        let out = map_rows(streams, streams.width(), |t, x, out| {
+            engram::add_row(self.mode, x, kv.row(t), gate.row(t), out);
+        });
+        (out.reshaped(streams.shape()), gate)
     }
 
     fn stream_mean(&self, streams: &Host) -> Host {
