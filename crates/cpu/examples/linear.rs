@@ -30,13 +30,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for engine in bench::engines(Some(isa))? {
             let l = bench::limits(&engine);
             println!(
-                "{} {} threads: read {:.1} GB/s (best {:.1}), {:.1} Gfma/s (best {:.1})",
+                "{} {} threads: read {:.1} GB/s (best {:.1}, cpu {:.1}), {:.1} Gfma/s (best {:.1}, cpu {:.1})",
                 isa.name(),
                 l.threads,
                 l.read_gb_s.median,
                 l.read_gb_s.best,
+                l.read_gb_cpu_s.best,
                 l.gfma_s.median,
-                l.gfma_s.best
+                l.gfma_s.best,
+                l.gfma_cpu_s.best
             );
             for case in &cases {
                 let m = bench::linear(&engine, *case, &l, 9);

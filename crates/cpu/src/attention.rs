@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use crate::{
     Engine,
     kernels::{Buffer, Kernels, Online, SLOTS, Tile, Values},
+    linear::INLINE,
     order::LANES,
 };
 
@@ -174,7 +175,11 @@ impl Engine {
             let part = Attention { q: &a.q[start..][..n * dim], sinks: &a.sinks[h..][..n], ..a };
             SCRATCH.with_borrow_mut(|s| attend(self.kernels(), part, &slots(row), s, out));
         };
-        self.par_rows(rows * parts, task);
+        if self.threads() == 1 || a.q.len() * slots(0).len() / 10 < INLINE {
+            (0..rows * parts).for_each(task);
+        } else {
+            self.par_rows(rows * parts, task);
+        }
     }
 
     /// Index scores of every query for `n` stored keys (rows of `numerics::quantise::store_fp4`, one after the other): the
@@ -208,7 +213,7 @@ impl Engine {
                 );
             });
         };
-        if rows * n * heads * dim < crate::linear::INLINE {
+        if rows * n * heads * dim / 20 < INLINE {
             (0..blocks * parts).for_each(task);
         } else {
             self.par_rows(blocks * parts, task);

@@ -14,7 +14,7 @@ use ops::{
 use crate::{Attention, Engine, Error, IndexQueries, Isa, Job, Slot};
 
 /// Work (multiply-adds or the like) under which a second thread costs more than it brings.
-const PARALLEL: usize = 1 << 15;
+const PARALLEL: usize = 1 << 14;
 
 /// The CPU backend.
 pub struct Cpu {

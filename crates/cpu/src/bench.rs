@@ -31,6 +31,10 @@ impl Rate {
         let middle = seconds.len() / 2;
         Self { median: amount / seconds[middle], best: amount / seconds[0] }
     }
+
+    fn times(self, f: f64) -> Self {
+        Self { median: self.median * f, best: self.best * f }
+    }
 }
 
 /// What a number of threads can do at most.
@@ -40,10 +44,14 @@ pub struct Limits {
     pub threads: usize,
     /// Instruction set of `fma`.
     pub isa: Isa,
-    /// GB (10^9 bytes) read per second from memory.
+    /// GB (10^9 bytes) read from memory per second of wall time.
     pub read_gb_s: Rate,
-    /// 10^9 f32 multiply-adds per second in registers.
+    /// The same per second of processor time of all threads together, times the threads.
+    pub read_gb_cpu_s: Rate,
+    /// 10^9 f32 multiply-adds in registers per second of wall time.
     pub gfma_s: Rate,
+    /// The same per second of processor time of all threads together, times the threads.
+    pub gfma_cpu_s: Rate,
 }
 
 /// A linear layer to measure.
@@ -86,9 +94,9 @@ pub struct Measured {
     pub gb_s: Rate,
     /// 10^9 multiply-adds per second of wall time.
     pub gfma_s: Rate,
-    /// Median of `gb_s` over the median of the machine's reading.
+    /// Bytes over the machine's reading, both by their best run in processor time.
     pub of_bandwidth: f64,
-    /// Median of `gfma_s` over the median of the machine's multiply-adding.
+    /// Multiply-adds over the machine's, both by their best run in processor time.
     pub of_fma: f64,
 }
 
@@ -127,26 +135,30 @@ pub fn limits(engine: &Engine) -> Limits {
     let threads = engine.threads();
     let kernels = Kernels::of(engine.isa());
     let data = vec![0x0101_0101_0101_0101_u64; COLD_BYTES / 8];
-    let part = data.len() / threads / 64 * 64;
+    let part = data.len() / threads / 2048 * 2048;
     let sums: Vec<std::sync::atomic::AtomicU64> = (0..threads).map(|_| 0.into()).collect();
-    let (wall, _) = time(7, threads > 1, |_| {
+    let all = threads > 1;
+    let both = |amount: f64, (wall, cpu): (Vec<Duration>, Vec<Duration>)| {
+        (Rate::of(amount, &wall), Rate::of(amount, &cpu).times(threads as f64))
+    };
+    let times = time(7, all, |_| {
         engine.par_rows(threads, |t| {
             // SAFETY: the engine's instruction set is one of this machine's.
             let sum = unsafe { (kernels.read)(&data[t * part..][..part]) };
             sums[t].fetch_add(sum, std::sync::atomic::Ordering::Relaxed);
         });
     });
-    let read_gb_s = Rate::of((part * threads * 8) as f64 / 1e9, &wall);
+    let (read_gb_s, read_gb_cpu_s) = both((part * threads * 8) as f64 / 1e9, times);
     const ROUNDS: usize = 400_000;
-    let (wall, _) = time(7, threads > 1, |_| {
+    let times = time(7, all, |_| {
         engine.par_rows(threads, |t| {
             // SAFETY: as above.
             let sum = unsafe { (kernels.spin)(ROUNDS) };
             sums[t].fetch_add(u64::from(sum.to_bits()), std::sync::atomic::Ordering::Relaxed);
         });
     });
-    let gfma_s = Rate::of((ROUNDS * kernels.spin_fma * threads) as f64 / 1e9, &wall);
-    Limits { threads, isa: engine.isa(), read_gb_s, gfma_s }
+    let (gfma_s, gfma_cpu_s) = both((ROUNDS * kernels.spin_fma * threads) as f64 / 1e9, times);
+    Limits { threads, isa: engine.isa(), read_gb_s, read_gb_cpu_s, gfma_s, gfma_cpu_s }
 }
 
 /// Measures one case with at least `runs` runs. `limits` are those of the same engine.
@@ -166,21 +178,20 @@ pub fn linear(engine: &Engine, case: Case, limits: &Limits, runs: usize) -> Meas
     });
     let amount = one * repeat as f64 / 1e9;
     let gweights_s = Rate::of(amount, &wall);
-    let scaled = |r: Rate, f: f64| Rate { median: r.median * f, best: r.best * f };
+    let gweights_cpu_s = Rate::of(amount, &cpu).times(engine.threads() as f64);
     let bytes = weights[0].stored_bytes() as f64 / one;
-    let gb_s = scaled(gweights_s, bytes);
-    let gfma_s = scaled(gweights_s, case.batch as f64);
+    let batch = case.batch as f64;
     Measured {
         case,
         threads: engine.threads(),
         isa: engine.isa(),
         runs: wall.len(),
         gweights_s,
-        gweights_cpu_s: scaled(Rate::of(amount, &cpu), engine.threads() as f64),
-        gb_s,
-        gfma_s,
-        of_bandwidth: gb_s.median / limits.read_gb_s.median,
-        of_fma: gfma_s.median / limits.gfma_s.median,
+        gweights_cpu_s,
+        gb_s: gweights_s.times(bytes),
+        gfma_s: gweights_s.times(batch),
+        of_bandwidth: gweights_cpu_s.best * bytes / limits.read_gb_cpu_s.best,
+        of_fma: gweights_cpu_s.best * batch / limits.gfma_cpu_s.best,
     }
 }
 

@@ -174,16 +174,34 @@ pub(crate) unsafe fn values(t: &Values, m: usize, n: usize) {
     }
 }
 
-/// Sum of all words, in independent parts.
+/// Sum of all words: four streams of a page each, the next four fetched ahead, which is what reads fastest.
 #[inline(always)]
 pub(crate) fn read(data: &[u64]) -> u64 {
-    let mut sums = [0u64; 32];
-    for chunk in data.chunks_exact(32) {
-        for (s, v) in sums.iter_mut().zip(chunk) {
-            *s = s.wrapping_add(*v);
+    const PAGE: usize = 512;
+    let mut sums = [[0u64; 8]; 4];
+    for block in data.chunks_exact(4 * PAGE) {
+        for line in (0..PAGE).step_by(8) {
+            for (stream, sums) in sums.iter_mut().enumerate() {
+                let line = &block[stream * PAGE + line..][..8];
+                fetch(line.as_ptr().wrapping_add(4 * PAGE));
+                for (s, v) in sums.iter_mut().zip(line) {
+                    *s = s.wrapping_add(*v);
+                }
+            }
         }
     }
-    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+    sums.iter().flatten().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Asks for a line of memory ahead of its use.
+#[inline(always)]
+fn fetch(p: *const u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint may name any address, and every x86-64 has it.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    let _ = p;
 }
 
 /// The kernels of this page for the instruction set of `$attr`.

@@ -20,6 +20,7 @@ mod kernels;
 mod linear;
 mod order;
 mod portable;
+mod team;
 mod tables;
 
 #[cfg(target_arch = "x86_64")]

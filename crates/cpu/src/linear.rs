@@ -1,14 +1,20 @@
 //! Linear layers: y[r][o] = Σ_k w[o][k] x[r][k].
 
-use std::{cell::RefCell, sync::Mutex};
+use std::{
+    cell::RefCell,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use checkpoint::Weight;
-use rayon::prelude::*;
 
 use crate::{
     Isa,
     kernels::{Buffer, Kernels, Tile},
     order::{self, GROUP, LANES, Layout, View},
+    team::Team,
 };
 
 /// Why an [`Engine`] cannot be made.
@@ -34,8 +40,9 @@ pub struct Job<'a> {
     pub y: &'a mut [f32],
 }
 
-/// Multiply-adds below which a call runs on the calling thread: waking the others takes about as long.
-pub(crate) const INLINE: usize = 400_000;
+/// Cost of a call (about nanoseconds of one thread) below which it runs on the calling thread: bringing in the others
+/// takes a few microseconds.
+pub(crate) const INLINE: usize = 10_000;
 /// Multiply-adds that one unit of work holds at least where the shape allows.
 const UNIT: usize = 65_536;
 /// Columns of a weight slice that is decoded and multiplied at a time: 2 KiB of a row as floats.
@@ -80,6 +87,20 @@ struct Out(*mut f32);
 // SAFETY: the units of a run partition (row, output), so no two threads touch one element.
 unsafe impl Sync for Out {}
 
+/// Start of data that a parallel call cuts into chunks.
+struct Start<T>(*mut T);
+// SAFETY: the chunks are disjoint, and each is handed to one thread as if it were sent there.
+unsafe impl<T: Send> Sync for Start<T> {}
+
+impl<T> Start<T> {
+    /// # Safety
+    /// The range lies in the data and belongs to this task alone.
+    unsafe fn part<'a>(&self, start: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
 /// What a thread keeps from one unit to the next.
 #[derive(Default)]
 struct Scratch {
@@ -98,7 +119,7 @@ pub struct Engine {
     isa: Isa,
     kernels: &'static Kernels,
     threads: usize,
-    pool: Option<rayon::ThreadPool>,
+    team: Team,
     spare: Mutex<Vec<Buffer>>,
 }
 
@@ -112,14 +133,8 @@ impl Engine {
         }
         let most = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.unwrap_or(most).max(1);
-        let pool = if threads > 1 {
-            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
-            let built = builder.thread_name(|i| format!("cpu-{i}")).build();
-            Some(built.map_err(|e| Error::Threads(threads, e.to_string()))?)
-        } else {
-            None
-        };
-        Ok(Self { isa, kernels: Kernels::of(isa), threads, pool, spare: Mutex::default() })
+        let team = Team::new(threads).map_err(|e| Error::Threads(threads, e.to_string()))?;
+        Ok(Self { isa, kernels: Kernels::of(isa), threads, team, spare: Mutex::default() })
     }
 
     /// The instruction set in use.
@@ -136,22 +151,19 @@ impl Engine {
         self.threads
     }
 
-    /// Calls `f` with each of `0..n` on the threads, in no order. Worth it from some 20 µs of work on.
+    /// Calls `f` with each of `0..n` on the threads, in no order. Worth it from some 10 µs of work on.
     pub fn par_rows(&self, n: usize, f: impl Fn(usize) + Sync + Send) {
-        match &self.pool {
-            Some(pool) if n > 1 => pool.install(|| (0..n).into_par_iter().for_each(f)),
-            _ => (0..n).for_each(f),
-        }
+        if n > 1 && self.threads > 1 { self.team.run(n, &f) } else { (0..n).for_each(f) }
     }
 
     /// Calls `f(i, chunk)` with each chunk of `len` elements of `data`, on the threads, in no order.
     pub fn par_chunks<T: Send>(&self, data: &mut [T], len: usize, f: impl Fn(usize, &mut [T]) + Sync + Send) {
-        match &self.pool {
-            Some(pool) if data.len() > len => {
-                pool.install(|| data.par_chunks_mut(len).enumerate().for_each(|(i, c)| f(i, c)));
-            }
-            _ => data.chunks_mut(len).enumerate().for_each(|(i, c)| f(i, c)),
-        }
+        let (all, start) = (data.len(), Start(data.as_mut_ptr()));
+        self.par_rows(all.div_ceil(len), |i| {
+            // SAFETY: chunk i lies inside the data and no other index has a part of it.
+            let chunk = unsafe { start.part(i * len, len.min(all - i * len)) };
+            f(i, chunk);
+        });
     }
 
     /// One product: `x` `[rows, in]` to `y` `[rows, out]`.
@@ -162,19 +174,22 @@ impl Engine {
     /// All products of `jobs`, spread together over the threads. Panics where a slice has not the size that its job
     /// names.
     pub fn run(&self, jobs: &mut [Job]) {
-        let work: usize = jobs.iter().map(|j| j.rows * j.weight.rows() * j.weight.cols()).sum();
-        let pool = self.pool.as_ref().filter(|_| work >= INLINE);
+        // A weight costs a tenth of a nanosecond to decode and a fiftieth to multiply.
+        let weights = |j: &Job| j.weight.rows() * j.weight.cols();
+        let cost: usize = jobs.iter().map(|j| weights(j) / 10 + weights(j) * j.rows / 50).sum();
+        let parallel = self.threads > 1 && cost >= INLINE;
         let outs: Vec<Out> = jobs.iter_mut().map(|j| Out(j.y.as_mut_ptr())).collect();
-        let (packs, of_job) = self.pack(jobs, pool);
+        let (packs, of_job) = self.pack(jobs, parallel);
         let units = self.units(jobs);
         let views: Vec<View> = jobs.iter().map(|j| View::new(j.weight)).collect();
         let one = |u: &Unit| {
             let pack = &packs[of_job[u.job]];
             SCRATCH.with_borrow_mut(|s| self.unit(&views[u.job], pack, u, outs[u.job].0, s));
         };
-        match pool {
-            Some(pool) if units.len() > 1 => pool.install(|| units.par_iter().for_each(one)),
-            _ => units.iter().for_each(one),
+        if parallel {
+            self.par_rows(units.len(), |i| one(&units[i]));
+        } else {
+            units.iter().for_each(one);
         }
         drop(views);
         let mut spare = self.spare.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -186,7 +201,7 @@ impl Engine {
     }
 
     /// Lays out the activations of all jobs; also gives each job's pack.
-    fn pack<'a>(&self, jobs: &'a [Job], pool: Option<&rayon::ThreadPool>) -> (Vec<Packed<'a>>, Vec<usize>) {
+    fn pack<'a>(&self, jobs: &'a [Job], parallel: bool) -> (Vec<Packed<'a>>, Vec<usize>) {
         let mut packs: Vec<Packed> = Vec::new();
         let mut of_job = Vec::with_capacity(jobs.len());
         for job in jobs {
@@ -208,19 +223,21 @@ impl Engine {
                 .unwrap_or_default();
             // One line more than the row, so that the rows of a panel do not all fall into the same cache sets.
             let stride = order::padded(cols) + 16;
-            let mut pack = Packed { x: job.x, cols, layout, rows, stride, buffer, fits: vec![false; rows] };
+            let mut pack = Packed { x: job.x, cols, layout, rows, stride, buffer, fits: Vec::new() };
             let out = pack.buffer.take(rows * stride);
-            let one = |(r, (out, fits)): (usize, (&mut [f32], &mut bool))| {
+            let fits: Vec<AtomicBool> = (0..rows).map(|_| AtomicBool::new(false)).collect();
+            let one = |r: usize, out: &mut [f32]| {
                 let x = &job.x[r * cols..][..cols];
                 // SAFETY: the kernels are of an instruction set that the machine has.
-                *fits = unsafe { (self.kernels.pack)(x, layout, &mut out[..stride - 16]) };
+                let fit = unsafe { (self.kernels.pack)(x, layout, &mut out[..stride - 16]) };
+                fits[r].store(fit, Ordering::Relaxed);
             };
-            match pool {
-                Some(pool) if rows * cols > INLINE => pool.install(|| {
-                    out.par_chunks_mut(stride).zip(&mut pack.fits).enumerate().for_each(one);
-                }),
-                _ => out.chunks_mut(stride).zip(&mut pack.fits).enumerate().for_each(one),
+            if parallel && rows * cols > INLINE {
+                self.par_chunks(out, stride, one);
+            } else {
+                out.chunks_mut(stride).enumerate().for_each(|(r, out)| one(r, out));
             }
+            pack.fits = fits.into_iter().map(AtomicBool::into_inner).collect();
             of_job.push(packs.len());
             packs.push(pack);
         }
