@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use text::{Constraint, Event, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop};
 
-use crate::{Error, Loaded, Result, Session, sampler::Sampler};
+use crate::{DraftStats, Error, Loaded, Result, Reuse, Session, generate::Generator, sampler::Sampler};
 
 /// What the model is to continue, and how.
 #[derive(Clone, Debug)]
@@ -112,12 +112,17 @@ pub struct Answer {
     pub usage: Usage,
     /// Times.
     pub timing: Timing,
+    /// What of the prompt was kept from before.
+    pub reuse: Reuse,
+    /// Drafts of this answer.
+    pub drafts: DraftStats,
     /// The seed that drew.
     pub seed: u64,
 }
 
-/// Continues `prompt` on `session`, which keeps the conversation for the next turn. `on_event` hears every piece as it comes; `stop` is asked before every step, and an answer that it ends has
-/// finish reason `stop`.
+/// Continues `prompt` on `session`, which keeps the conversation for the next turn. `on_event` hears every piece as it
+/// comes; `stop` is asked before every step, and an answer that it ends has finish reason `stop`. A prompt that does not
+/// fit the context is refused before any work; nothing is ever dropped from it to make room.
 ///
 /// # Errors
 /// A prompt that is empty or does not fit, or a failure of the model.
@@ -139,8 +144,12 @@ pub fn answer(
     }
     let max_tokens = prompt.max_tokens.min(context - length);
     let cached = session.rewind(&prompt.ids)?;
+    let reuse = session.reuse();
     let mut progress = |_| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let fed = session.feed(&prompt.ids[cached..], &mut progress)?;
+    if fed.is_ok() {
+        session.mark()?;
+    }
     let prefill = start.elapsed();
     let mut parser = Parser::new(tokenizer.clone(), prompt.parser.clone());
     let mut message = Message::default();
@@ -154,12 +163,12 @@ pub fn answer(
     let eos = loaded.lm.config().eos_token_id;
     let mut sampler = Sampler::new(prompt.sampling.clone(), 0, &prompt.ids);
     let (mut ids, mut first) = (Vec::new(), Duration::ZERO);
-    let mut end = Stop::End;
+    let mut end = if max_tokens == 0 { Stop::Length } else { Stop::End };
+    let before = session.speculation().map_or_else(DraftStats::default, |s| s.stats());
     if fed.is_ok() {
-        session.mark();
-        loop {
-            let id = sampler.sample(session.logits(), None)?;
-            sampler.accept(id);
+        let mut generator = Generator::new(session);
+        while ids.len() < max_tokens {
+            let id = generator.next(session, &mut sampler, max_tokens - ids.len())?;
             if ids.is_empty() {
                 first = start.elapsed();
             }
@@ -174,14 +183,18 @@ pub fn answer(
             }
             if ids.len() == max_tokens {
                 end = Stop::Length;
-                break;
             }
-            session.feed(&[id], &mut |_| ControlFlow::Continue(()))?.ok();
         }
+        generator.finish(session)?;
     }
     message.finish_reason = Some(parser.finish(end, &mut events));
     hear(&mut events, &mut message);
     let decode = start.elapsed() - prefill;
+    if fed.is_ok() {
+        session.mark()?;
+    }
+    let drafts = session.speculation().map_or_else(DraftStats::default, |s| s.stats().since(&before));
+    let computed = length - cached + reuse.recomputed;
     let completion = ids.len() - usize::from(ids.last() == Some(&eos));
     let rate = |n: usize, d: Duration| if n == 0 { 0.0 } else { n as f64 / d.as_secs_f64().max(1e-9) };
     Ok(Answer {
@@ -197,9 +210,11 @@ pub fn answer(
             first_token_s: first.as_secs_f64(),
             prefill_s: prefill.as_secs_f64(),
             decode_s: decode.as_secs_f64(),
-            prefill_tokens_per_s: rate(length - cached, prefill),
+            prefill_tokens_per_s: rate(computed, prefill),
             decode_tokens_per_s: rate(ids.len(), decode),
         },
+        reuse,
+        drafts,
         prompt_ids: prompt.ids.clone(),
         ids,
         message,

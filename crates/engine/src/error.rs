@@ -21,6 +21,9 @@ pub enum Error {
     /// What was asked for is not there, by a decision that the sentence explains.
     #[error("{0}")]
     Refused(String),
+    /// The folder of the prefix cache cannot be used.
+    #[error("{0}")]
+    CacheDir(String),
     /// The device could not be made ready.
     #[error(transparent)]
     Cpu(#[from] cpu::Error),
@@ -46,7 +49,8 @@ impl Error {
             Error::Checkpoint(e) | Error::Model(model::Error::Checkpoint(e)) => e.exit_code(),
             Error::Text(_) | Error::Model(model::Error::TokenMap { .. }) => 4,
             Error::Request(_) | Error::TooLong { .. } | Error::EmptyPrompt => 4,
-            Error::Model(model::Error::Device(_)) | Error::Sampler(_) => 6,
+            Error::Model(model::Error::Device(_)) | Error::Sampler(_) | Error::CacheDir(_) => 6,
+            Error::Model(model::Error::Replay(_)) => 3,
             Error::Model(_) => 4,
             Error::Refused(_) | Error::Cpu(_) => 3,
         }

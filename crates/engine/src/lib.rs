@@ -8,17 +8,23 @@
 //! an earlier turn, changes no bit.
 
 mod answer;
+mod cache;
 mod device;
+mod drafts;
 mod error;
+mod generate;
 mod loaded;
 pub mod sampler;
+mod sequence;
 mod session;
 
 pub use answer::{Answer, Prompt, Timing, Usage, answer};
+pub use cache::{CacheOptions, CacheStats, Miss, PAGE, PrefixCache};
 pub use device::Device;
+pub use drafts::{DraftStats, Drafter, Drafts, Speculation};
 pub use error::Error;
 pub use loaded::{LoadOptions, Loaded};
-pub use session::{Lm, Session, Stopped};
+pub use session::{Drafted, Lm, Prefill, Reuse, Session, SessionOptions, Stopped};
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

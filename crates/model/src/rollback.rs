@@ -39,20 +39,32 @@ impl<B: Backend> Model<B> {
             return Err(Error::Truncate { len, oldest: state.oldest });
         }
         if len == 0 {
-            (state.oldest, state.origin) = (0, 0);
-            state.history.clear();
+            self.strip(state, 0);
+            return Ok(());
         }
         state.history.truncate(state.history.len().saturating_sub(state.len - len));
         for global in state.globals.iter_mut().flatten() {
             global.open = None;
             if let Some(i) = global.opened.iter().position(|o| o.position + 1 >= len) {
                 let opened = global.opened.split_off(i);
-                global.open =
-                    opened.into_iter().next().filter(|o| len > 0 && o.position + 1 == len).map(|o| o.group);
+                global.open = opened.into_iter().next().filter(|o| o.position + 1 == len).map(|o| o.group);
             }
         }
         (state.len, state.decoded, state.published) = (len, len, len);
         Ok(())
+    }
+
+    /// Forgets everything but the entries of the first `entries` tokens, whatever the state went through: what
+    /// [`Model::load_page`], [`Model::load_tail`] and [`Model::resume`] go on from. With none it is a new state.
+    pub fn strip(&self, state: &mut State<B>, entries: usize) {
+        assert!(entries <= state.published, "entries of {entries} tokens of {}", state.published);
+        (state.len, state.decoded, state.oldest, state.origin) = (0, 0, 0, 0);
+        state.published = entries;
+        state.history.clear();
+        for global in state.globals.iter_mut().flatten() {
+            global.open = None;
+            global.opened.clear();
+        }
     }
 
     /// Keeps the first tokens of the groups that a step closes, as far as a truncation can reach. `before` was open
