@@ -1,6 +1,7 @@
 //! Qualification: what makes an engine's numerics known.
 
 pub mod bins;
+pub mod bisect;
 mod digest;
 mod error;
 pub mod fault;
@@ -15,6 +16,7 @@ pub mod receipt;
 pub mod scores;
 pub mod thresholds;
 pub mod trace;
+pub mod twin;
 mod verdict;
 
 pub use digest::{sha256_file, sha256_hex};

@@ -15,15 +15,17 @@ use crate::fault::Size;
 
 /// A host backend that does one thing wrong.
 ///
-/// The layer of a call is told from the calls themselves: a step begins with `embed`, and every layer mixes its streams
-/// twice.
+/// The layer of a call is told from the calls themselves: a step begins with `embed`, and every layer ends with its
+/// second `hc_expand`.
 pub struct Faulty<B> {
     inner: B,
     fault: &'static str,
     size: Size,
     /// The layer that [`Size::One`] hits.
     layer: usize,
-    mixes: AtomicUsize,
+    /// How often each operator is computed for one call: more than once beside a reference.
+    repeats: usize,
+    expands: AtomicUsize,
     recycled: Mutex<Option<Host>>,
 }
 
@@ -33,13 +35,18 @@ where
 {
     /// `inner` with `fault`; [`Size::One`] hits `layer`.
     pub fn new(inner: B, fault: &'static str, size: Size, layer: usize) -> Self {
-        Self { inner, fault, size, layer, mixes: AtomicUsize::new(0), recycled: Mutex::new(None) }
+        let (repeats, expands, recycled) = (1, AtomicUsize::new(0), Mutex::new(None));
+        Self { inner, fault, size, layer, repeats, expands, recycled }
     }
 
-    /// Whether the present call is to be `fault`; `early` for operators before the layer's first mix.
-    fn is(&self, fault: &str, early: bool) -> bool {
-        let mixes = self.mixes.load(Relaxed);
-        let layer = if early { mixes / 2 } else { mixes.saturating_sub(1) / 2 };
+    /// The same for a caller that computes every operator `repeats` times a call.
+    pub fn repeated(self, repeats: usize) -> Self {
+        Self { repeats, ..self }
+    }
+
+    /// Whether the present call is to be `fault`.
+    fn is(&self, fault: &str) -> bool {
+        let layer = self.expands.load(Relaxed) / (2 * self.repeats);
         self.fault == fault && (self.size != Size::One || layer == self.layer)
     }
 
@@ -96,6 +103,25 @@ where
             }
         }
         Host::f32(x.shape(), out)
+    }
+
+    fn expanded(&self, streams: &Host, y: &Host, mix: &Mix<Host>) -> Host {
+        if self.is("comb-transposed") {
+            let pairs: &[(usize, usize)] = match self.part() {
+                true => &[(0, 1)],
+                false => &[(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)],
+            };
+            let comb =
+                Self::rows(&mix.comb, |_, c| pairs.iter().for_each(|(i, j)| c.swap(4 * i + j, 4 * j + i)));
+            return self.inner.hc_expand(streams, y, &Mix { comb, ..mix.clone() });
+        }
+        if self.is("streams-unrounded") {
+            return Self::rows(streams, |r, out| {
+                let old = streams.row(r);
+                ops::hyper::expand_row(Mode::Exact, old, y.row(r), mix.post.row(r), mix.comb.row(r), out);
+            });
+        }
+        self.inner.hc_expand(streams, y, mix)
     }
 
     fn recycled(&self) -> std::sync::MutexGuard<'_, Option<Host>> {
@@ -163,9 +189,9 @@ where
     }
 
     fn embed(&self, table: &Weight, ids: &[u32]) -> Host {
-        self.mixes.store(0, Relaxed);
+        self.expands.store(0, Relaxed);
         let mut ids = ids.to_vec();
-        if self.is("embedding-of-next-id", true) {
+        if self.is("embedding-of-next-id") {
             let first = if self.part() { ids.len() - 1 } else { 0 };
             ids[first..].iter_mut().for_each(|id| *id = (*id + 1) % table.rows() as u32);
         }
@@ -174,25 +200,25 @@ where
 
     fn replicate(&self, x: &Host, streams: usize) -> Host {
         let y = self.inner.replicate(x, streams);
-        if self.is("stream-left-zero", true) {
+        if self.is("stream-left-zero") {
             return Self::rows(&y, |_, row| row[(streams - 1) * x.width()..].fill(0.0));
         }
         y
     }
 
     fn rmsnorm(&self, x: &Host, weight: &Host, eps: f32) -> Host {
-        if self.is("norm-epsilon", false) {
+        if self.is("norm-epsilon") {
             return self.inner.rmsnorm(x, weight, 1e-6);
         }
         let y = self.inner.rmsnorm(x, weight, eps);
-        if self.is("norm-weight-plus-one", false) {
+        if self.is("norm-weight-plus-one") {
             let one = Self::rows(&weight.reshaped(&[1, weight.as_f32().len()]), |_, w| {
                 w.iter_mut().for_each(|w| *w += 1.0);
             });
             let wrong = self.inner.rmsnorm(x, &one.reshaped(weight.shape()), eps);
             return self.columns(&y, &wrong, 0..32.min(x.width()));
         }
-        if self.is("tail-unwritten", false)
+        if self.is("tail-unwritten")
             && let Some(old) = self.recycled().take()
             && old.shape() == y.shape()
         {
@@ -209,26 +235,26 @@ where
             return self.inner.linear(x, weight, io);
         }
         let (source, k) = (self.mode() == Mode::Source, x.width());
-        if self.is("fp8-activation-scale-x2", false) {
+        if self.is("fp8-activation-scale-x2") {
             let hit = if self.part() { 32.min(k) } else { k };
             let doubled = Self::rows(x, |_, row| row[..hit].iter_mut().for_each(|v| *v *= 2.0));
             return self.inner.linear(&doubled, weight, io);
         }
-        if self.is("last-block-dropped", false) {
+        if self.is("last-block-dropped") {
             let cut = Self::rows(x, |_, row| row[k - 32.min(k)..].fill(0.0));
             return self.inner.linear(&cut, weight, io);
         }
-        if self.is("activations-unquantised", false) && source {
+        if self.is("activations-unquantised") && source {
             return Self::rows(&Self::exact_product(x, weight), |_, row| bf16::round_slice(row));
         }
-        if self.is("output-truncated", false) && source {
+        if self.is("output-truncated") && source {
             let a = Host::f32(x.shape(), linear::activations(Mode::Source, io, x.as_f32(), k));
             return Self::rows(&Self::exact_product(&a, weight), |_, row| {
                 row.iter_mut().for_each(|v| *v = f32::from_bits(v.to_bits() & 0xffff_0000));
             });
         }
         let y = self.inner.linear(x, weight, io);
-        if self.is("batch-dependent", false) && x.rows() > 1 {
+        if self.is("batch-dependent") && x.rows() > 1 {
             let ulp = if source { 1 << 16 } else { 1 };
             return Self::rows(&y, |_, row| row[0] = f32::from_bits(row[0].to_bits() ^ ulp));
         }
@@ -236,7 +262,7 @@ where
     }
 
     fn grouped_linear(&self, x: &Host, weight: &Weight, groups: usize) -> Host {
-        if !self.is("group-inputs-swapped", false) {
+        if !self.is("group-inputs-swapped") {
             return self.inner.grouped_linear(x, weight, groups);
         }
         let k = x.width() / groups;
@@ -259,14 +285,14 @@ where
     fn rope(&self, x: &Host, head_dim: usize, table: &RopeTable, positions: &[u32], inverse: bool) -> Host {
         let y = self.inner.rope(x, head_dim, table, positions, inverse);
         let head = 0..head_dim.min(x.width());
-        if self.is("rope-position-plus-one", false) {
+        if self.is("rope-position-plus-one") {
             let next: Vec<u32> = positions.iter().map(|p| p + 1).collect();
             return self.columns(&y, &self.inner.rope(x, head_dim, table, &next, inverse), head);
         }
-        if self.is("inverse-rope-sign", false) && inverse {
+        if self.is("inverse-rope-sign") && inverse {
             return self.columns(&y, &self.inner.rope(x, head_dim, table, positions, false), head);
         }
-        if self.is("rope-halves", false) {
+        if self.is("rope-halves") {
             // Neighbours stand where halves stood, are turned, and go back.
             let (d, half) = (table.dim(), table.dim() / 2);
             let place = |row: &mut [f32], back: bool| {
@@ -290,7 +316,7 @@ where
 
     fn store_window(&self, kv: &Host) -> Host {
         let mut codes = self.inner.store_window(kv);
-        if self.is("window-code-low-bit", false) {
+        if self.is("window-code-low-bit") {
             let (width, d) = (codes.width(), kv.width());
             let hit = if self.part() { 1 } else { d };
             for row in codes.as_u8_mut().chunks_mut(width) {
@@ -302,7 +328,7 @@ where
     }
 
     fn ring_write(&self, ring: &mut Host, codes: &Host, positions: &[u32]) {
-        if self.is("ring-slot-plus-one", false) {
+        if self.is("ring-slot-plus-one") {
             let late: Vec<u32> = positions.iter().map(|p| p + 1).collect();
             return self.inner.ring_write(ring, codes, &late);
         }
@@ -311,7 +337,7 @@ where
 
     fn publish_kv(&self, cache: &mut Host, latent: &Host, first: usize) {
         self.inner.publish_kv(cache, latent, first);
-        if !self.is("kv-scale-power-of-two", false) {
+        if !self.is("kv-scale-power-of-two") {
             return;
         }
         let (d, width) = (latent.width(), cache.width());
@@ -332,7 +358,7 @@ where
     }
 
     fn publish_key(&self, cache: &mut Host, key: &Host, first: usize) {
-        let written = match self.is("stale-index-keys", false) {
+        let written = match self.is("stale-index-keys") {
             false => key.rows(),
             true if self.part() => key.rows() - 1,
             true => 0,
@@ -343,16 +369,16 @@ where
     }
 
     fn quantise_index_query(&self, q: &Host) -> Host {
-        if self.is("index-query-unquantised", false) { q.clone() } else { self.inner.quantise_index_query(q) }
+        if self.is("index-query-unquantised") { q.clone() } else { self.inner.quantise_index_query(q) }
     }
 
     fn pool_pairs(&self, kv: &Host, score: &Host) -> Host {
         let right = self.inner.pool_pairs(kv, score);
         let d = kv.shape()[2];
-        if self.is("pool-by-mean", false) {
+        if self.is("pool-by-mean") {
             return self.inner.pool_pairs(kv, &Self::rows(score, |_, row| row.fill(0.0)));
         }
-        if self.is("pool-gate-swapped", false) {
+        if self.is("pool-gate-swapped") {
             let swapped = Self::rows(score, |_, row| row.rotate_left(d));
             return self.columns(&right, &self.inner.pool_pairs(kv, &swapped), 0..32.min(d));
         }
@@ -360,12 +386,12 @@ where
     }
 
     fn index_scores(&self, q: &Host, w: &Host, keys: &Host, n: usize, visible: &[u32]) -> Host {
-        if self.is("index-of-previous-query", false) && q.rows() > 1 {
+        if self.is("index-of-previous-query") && q.rows() > 1 {
             let before = q.slice_rows(0, 1).concat_rows(&q.slice_rows(0, q.rows() - 1));
             return self.inner.index_scores(&before, w, keys, n, visible);
         }
         let right = self.inner.index_scores(q, w, keys, n, visible);
-        if !self.is("index-without-relu", false) {
+        if !self.is("index-without-relu") {
             return right;
         }
         let mode = self.mode();
@@ -389,7 +415,7 @@ where
 
     fn candidates(&self, scores: &Host, visible: &[u32], block: usize, keep: usize) -> Host {
         let right = self.inner.candidates(scores, visible, block, keep);
-        if !self.is("newest-block-not-forced", false) {
+        if !self.is("newest-block-not-forced") {
             return right;
         }
         let blocks = right.width();
@@ -406,14 +432,14 @@ where
     }
 
     fn mask_scores(&self, scores: &Host, mask: &Host, block: usize) -> Host {
-        if self.is("candidates-ignored", false) {
+        if self.is("candidates-ignored") {
             return scores.clone();
         }
         self.inner.mask_scores(scores, mask, block)
     }
 
     fn topk(&self, scores: &Host, k: usize) -> Host {
-        if self.is("topk-high-index-on-ties", false) {
+        if self.is("topk-high-index-on-ties") {
             // Reversed, ties fall the other way.
             let n = scores.width();
             let back = self.inner.topk(&Self::rows(scores, |_, row| row.reverse()), k);
@@ -426,7 +452,7 @@ where
             return Host::i32(back.shape(), ids);
         }
         let right = self.inner.topk(scores, k);
-        if self.is("topk-one-less", false) {
+        if self.is("topk-one-less") {
             let w = right.width();
             let mut ids = right.as_i32().to_vec();
             ids.chunks_mut(w.max(1))
@@ -448,16 +474,16 @@ where
         let right = self.inner.sparse_attention(q, window, compressed, sinks, positions);
         let heads = sinks.as_f32().len();
         let dim = q.width() / heads;
-        let wrong = if self.is("missing-sink", false) {
+        let wrong = if self.is("missing-sink") {
             let none = Host::f32(sinks.shape(), vec![f32::NEG_INFINITY; heads]);
             self.inner.sparse_attention(q, window, compressed, &none, positions)
-        } else if self.is("window-one-short", false) {
+        } else if self.is("window-one-short") {
             let short = Window { size: window.size - 1, ..*window };
             self.inner.sparse_attention(q, &short, compressed, sinks, positions)
-        } else if self.is("softmax-scale-1-percent", false) {
+        } else if self.is("softmax-scale-1-percent") {
             let scaled = Self::rows(q, |_, row| row.iter_mut().for_each(|v| *v *= 1.01));
             self.inner.sparse_attention(&scaled, window, compressed, sinks, positions)
-        } else if self.is("probabilities-unrounded", false) {
+        } else if self.is("probabilities-unrounded") {
             let exact =
                 attention::sparse_attention(Mode::Exact, q, window, compressed, sinks.as_f32(), positions);
             Self::rows(&exact, |_, row| row.iter_mut().for_each(|v| *v = self.mode().bf16(*v)))
@@ -475,13 +501,13 @@ where
         k: usize,
         scale: f32,
     ) -> Routing<Host> {
-        if self.is("router-bias-ignored", false) {
+        if self.is("router-bias-ignored") {
             let none = Host::f32(bias.shape(), vec![0.0; bias.as_f32().len()]);
             return self.inner.router(logits, &none, image, k, scale);
         }
         let right = self.inner.router(logits, bias, image, k, scale);
-        let biased = self.is("router-weights-with-bias", false);
-        if !biased && !self.is("router-not-normalised", false) {
+        let biased = self.is("router-weights-with-bias");
+        if !biased && !self.is("router-not-normalised") {
             return right;
         }
         let mut weights = Vec::with_capacity(right.weights.as_f32().len());
@@ -504,15 +530,15 @@ where
         experts: &Vec<ExpertWeights>,
         limit: f32,
     ) -> Host {
-        if self.is("expert-order", false) {
+        if self.is("expert-order") {
             let descending = |c: &mut Vec<(i32, f32)>| c.sort_by_key(|c| -c.0);
             return self.expert_sum(x, routing, experts, limit, descending, false);
         }
-        if self.is("routing-weight-after-w2", false) {
+        if self.is("routing-weight-after-w2") {
             let ascending = |c: &mut Vec<(i32, f32)>| c.sort_by_key(|c| c.0);
             return self.expert_sum(x, routing, experts, limit, ascending, true);
         }
-        if self.is("lightest-expert-dropped", false) {
+        if self.is("lightest-expert-dropped") {
             let heaviest = |c: &mut Vec<(i32, f32)>| {
                 c.sort_by(|a, b| b.1.total_cmp(&a.1));
                 c.pop();
@@ -520,20 +546,20 @@ where
             };
             return self.expert_sum(x, routing, experts, limit, heaviest, false);
         }
-        if self.is("expert-gate-and-up-swapped", false) {
+        if self.is("expert-gate-and-up-swapped") {
             let swapped = experts
                 .iter()
                 .map(|e| ExpertWeights { gate: e.up.clone(), up: e.gate.clone(), down: e.down.clone() })
                 .collect();
             return self.inner.routed_experts(x, routing, &swapped, limit);
         }
-        let limit = if self.is("swiglu-limit-missing", false) { f32::INFINITY } else { limit };
+        let limit = if self.is("swiglu-limit-missing") { f32::INFINITY } else { limit };
         self.inner.routed_experts(x, routing, experts, limit)
     }
 
     fn shared_expert(&self, x: &Host, weights: [&Weight; 3], limit: f32) -> Host {
         let y = self.inner.shared_expert(x, weights, limit);
-        if self.is("shared-expert-dropped", false) {
+        if self.is("shared-expert-dropped") {
             let hit = if self.part() { 1 } else { x.width() };
             return Self::rows(&y, |_, row| row[..hit].fill(0.0));
         }
@@ -541,7 +567,7 @@ where
     }
 
     fn moe_sum(&self, routed: &Host, shared: &Host) -> Host {
-        if self.is("routed-sum-rounded-first", false) {
+        if self.is("routed-sum-rounded-first") {
             let rounded = Self::rows(routed, |_, row| bf16::round_slice(row));
             return self.inner.moe_sum(&rounded, shared);
         }
@@ -556,10 +582,9 @@ where
         base: &Host,
         constants: MixConstants,
     ) -> Mix<Host> {
-        self.mixes.fetch_add(1, Relaxed);
-        let iterations = if self.is("sinkhorn-one-short", false) {
+        let iterations = if self.is("sinkhorn-one-short") {
             constants.iterations - 1
-        } else if self.is("sinkhorn-once", false) {
+        } else if self.is("sinkhorn-once") {
             1
         } else {
             constants.iterations
@@ -568,7 +593,7 @@ where
     }
 
     fn hc_collapse(&self, streams: &Host, pre: &Host) -> Host {
-        if self.is("collapse-by-mean", false) {
+        if self.is("collapse-by-mean") {
             let even = Host::f32(pre.shape(), vec![0.25; pre.as_f32().len()]);
             return self.inner.hc_collapse(streams, &even);
         }
@@ -576,27 +601,14 @@ where
     }
 
     fn hc_expand(&self, streams: &Host, y: &Host, mix: &Mix<Host>) -> Host {
-        if self.is("comb-transposed", false) {
-            let pairs: &[(usize, usize)] = match self.part() {
-                true => &[(0, 1)],
-                false => &[(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)],
-            };
-            let comb =
-                Self::rows(&mix.comb, |_, c| pairs.iter().for_each(|(i, j)| c.swap(4 * i + j, 4 * j + i)));
-            return self.inner.hc_expand(streams, y, &Mix { comb, ..mix.clone() });
-        }
-        if self.is("streams-unrounded", false) {
-            return Self::rows(streams, |r, out| {
-                let old = streams.row(r);
-                ops::hyper::expand_row(Mode::Exact, old, y.row(r), mix.post.row(r), mix.comb.row(r), out);
-            });
-        }
-        self.inner.hc_expand(streams, y, mix)
+        let new = self.expanded(streams, y, mix);
+        self.expands.fetch_add(1, Relaxed);
+        new
     }
 
     fn engram_rows(&self, table: &Weight, rows: &[u64], columns: usize) -> Host {
         let mut rows = rows.to_vec();
-        if self.is("engram-wrong-head", true) {
+        if self.is("engram-wrong-head") {
             for token in rows.chunks_mut(columns) {
                 if self.part() { token.swap(0, 1) } else { token.reverse() }
             }
@@ -613,7 +625,7 @@ where
         alive: &[bool],
     ) -> (Host, Host) {
         let (right, gate) = self.inner.engram_gate(streams, kv, q_weight, k_weight, alive);
-        if !self.is("engram-gate-without-root", true) {
+        if !self.is("engram-gate-without-root") {
             return (right, gate);
         }
         let d = streams.shape()[2];

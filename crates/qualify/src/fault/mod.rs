@@ -4,6 +4,7 @@
 
 mod backend;
 mod list;
+pub mod suite;
 
 pub use backend::Faulty;
 pub use list::{FAULTS, FaultSpec};

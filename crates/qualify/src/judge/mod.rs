@@ -268,6 +268,12 @@ fn counterpart(candidate: &Trace, pass: &str, name: &str) -> Option<Tensor> {
     Some(Tensor::float(&[t.rows()], values.chunks(w).map(rms).collect()))
 }
 
+/// Compares one tensor of a prefill; `None` where the shapes do not fit.
+pub fn compare_tensors(name: &str, a: &Tensor, b: &Tensor) -> Option<TensorResult> {
+    let tokens = b.rows();
+    tensor(name, a, b, Context { tokens, equal: tokens }, None)
+}
+
 #[derive(Clone, Copy)]
 struct Context {
     tokens: usize,
