@@ -20,8 +20,8 @@ mod kernels;
 mod linear;
 mod order;
 mod portable;
-mod team;
 mod tables;
+mod team;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
