@@ -46,11 +46,11 @@ pub struct Limits {
     pub isa: Isa,
     /// GB (10^9 bytes) read from memory per second of wall time.
     pub read_gb_s: Rate,
-    /// The same per second of processor time of all threads together, times the threads.
+    /// The same per second of processor time where one thread works.
     pub read_gb_cpu_s: Rate,
     /// 10^9 f32 multiply-adds in registers per second of wall time.
     pub gfma_s: Rate,
-    /// The same per second of processor time of all threads together, times the threads.
+    /// The same per second of processor time where one thread works.
     pub gfma_cpu_s: Rate,
 }
 
@@ -88,7 +88,7 @@ pub struct Measured {
     pub runs: usize,
     /// 10^9 weights per second of wall time; each weight counts once whatever the batch.
     pub gweights_s: Rate,
-    /// The same per second of processor time of all threads together, times the threads.
+    /// The same per second of processor time where one thread works.
     pub gweights_cpu_s: Rate,
     /// GB of stored bytes, scales included, per second of wall time.
     pub gb_s: Rate,
@@ -100,32 +100,32 @@ pub struct Measured {
     pub of_fma: f64,
 }
 
-/// Processor time so far: of this thread, or of all threads of the process. Wall time where the system tells none.
-fn processor_time(all: bool, start: Instant) -> Duration {
+/// Processor time of this thread so far; wall time where the system does not tell.
+fn processor_time(start: Instant) -> Duration {
     #[cfg(unix)]
     {
-        let clock = if all { libc::CLOCK_PROCESS_CPUTIME_ID } else { libc::CLOCK_THREAD_CPUTIME_ID };
         let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the call only writes the given structure.
-        if unsafe { libc::clock_gettime(clock, &mut t) } == 0 {
+        if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) } == 0 {
             return Duration::new(t.tv_sec as u64, t.tv_nsec as u32);
         }
     }
-    let _ = all;
     start.elapsed()
 }
 
-/// Wall and processor times of `runs` calls of `f`, after one call that is not counted.
-fn time(runs: usize, all: bool, mut f: impl FnMut(usize)) -> (Vec<Duration>, Vec<Duration>) {
+/// Wall and processor times of `runs` calls of `f`, after one call that is not counted. Where `several` threads work,
+/// wall time stands for both: the system may run one of them alone, and then their processor time shows nothing.
+fn time(runs: usize, several: bool, mut f: impl FnMut(usize)) -> (Vec<Duration>, Vec<Duration>) {
     let start = Instant::now();
     f(0);
     let mut wall = Vec::with_capacity(runs);
     let mut cpu = Vec::with_capacity(runs);
     for i in 1..=runs {
-        let (c, w) = (processor_time(all, start), Instant::now());
+        let (c, w) = (processor_time(start), Instant::now());
         f(i);
-        wall.push(w.elapsed());
-        cpu.push(processor_time(all, start).saturating_sub(c));
+        let elapsed = w.elapsed();
+        wall.push(elapsed);
+        cpu.push(if several { elapsed } else { processor_time(start).saturating_sub(c) });
     }
     (wall, cpu)
 }
@@ -137,11 +137,11 @@ pub fn limits(engine: &Engine) -> Limits {
     let data = vec![0x0101_0101_0101_0101_u64; COLD_BYTES / 8];
     let part = data.len() / threads / 2048 * 2048;
     let sums: Vec<std::sync::atomic::AtomicU64> = (0..threads).map(|_| 0.into()).collect();
-    let all = threads > 1;
+    let several = threads > 1;
     let both = |amount: f64, (wall, cpu): (Vec<Duration>, Vec<Duration>)| {
-        (Rate::of(amount, &wall), Rate::of(amount, &cpu).times(threads as f64))
+        (Rate::of(amount, &wall), Rate::of(amount, &cpu))
     };
-    let times = time(7, all, |_| {
+    let times = time(7, several, |_| {
         engine.par_rows(threads, |t| {
             // SAFETY: the engine's instruction set is one of this machine's.
             let sum = unsafe { (kernels.read)(&data[t * part..][..part]) };
@@ -150,7 +150,7 @@ pub fn limits(engine: &Engine) -> Limits {
     });
     let (read_gb_s, read_gb_cpu_s) = both((part * threads * 8) as f64 / 1e9, times);
     const ROUNDS: usize = 400_000;
-    let times = time(7, all, |_| {
+    let times = time(7, several, |_| {
         engine.par_rows(threads, |t| {
             // SAFETY: as above.
             let sum = unsafe { (kernels.spin)(ROUNDS) };
@@ -170,15 +170,15 @@ pub fn linear(engine: &Engine, case: Case, limits: &Limits, runs: usize) -> Meas
     let one = (case.out * case.cols) as f64;
     // Small weights: several calls to a run, so that a run is long against the clock.
     let repeat = (2e6 / (one * case.batch as f64)).ceil().max(1.0) as usize;
-    let all = engine.threads() > 1;
-    let (wall, cpu) = time(runs.max(weights.len()), all, |i| {
+    let several = engine.threads() > 1;
+    let (wall, cpu) = time(runs.max(weights.len()), several, |i| {
         for j in 0..repeat {
             engine.linear(&weights[(i * repeat + j) % weights.len()], &x, case.batch, &mut y);
         }
     });
     let amount = one * repeat as f64 / 1e9;
     let gweights_s = Rate::of(amount, &wall);
-    let gweights_cpu_s = Rate::of(amount, &cpu).times(engine.threads() as f64);
+    let gweights_cpu_s = Rate::of(amount, &cpu);
     let bytes = weights[0].stored_bytes() as f64 / one;
     let batch = case.batch as f64;
     Measured {
