@@ -13,9 +13,10 @@ use crate::sha256_hex;
 /// Paths whose contents count. Not documentation, receipts or benches.
 pub const COUNTED: [&str; 4] = ["crates", "kernels", "fixtures", "Cargo.lock"];
 
-/// Listing of the tree that this build was made from; empty where it could not be told.
+/// Listing of the files that this build was made from.
 const BUILT_TREE: &str = include_str!(concat!(env!("OUT_DIR"), "/tree.txt"));
 const BUILT_COMMIT: &str = env!("HALLMARK_COMMIT");
+const BUILT_DIRTY: &str = env!("HALLMARK_DIRTY");
 
 /// The counted contents of a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,7 +28,7 @@ pub struct Inputs {
     pub parts: BTreeMap<String, String>,
     /// Commit of the tree.
     pub commit: String,
-    /// Whether counted files differed from the commit, or the program was built from other contents.
+    /// Whether the contents differ from the commit, or no commit is known.
     pub dirty: bool,
 }
 
@@ -50,9 +51,10 @@ impl Inputs {
         Self { hash: hash_of(&parts), parts, commit: commit.to_owned(), dirty }
     }
 
-    /// The contents that this program was built from.
+    /// The contents that this program was built from, committed or not. This is what its receipts are about, and what
+    /// receipts must be about to qualify it.
     pub fn built() -> Self {
-        Self::from_listing(BUILT_TREE, BUILT_COMMIT, BUILT_TREE.is_empty())
+        Self::from_listing(BUILT_TREE, BUILT_COMMIT, BUILT_DIRTY != "0")
     }
 
     /// The committed contents of the checkout at `root`; `None` where git can't tell.
@@ -67,15 +69,10 @@ impl Inputs {
         Some(Self::from_listing(&listing, commit.trim(), !status.trim().is_empty()))
     }
 
-    /// The present contents: of the checkout around the working directory, else those that were built.
-    ///
-    /// A program built from other contents than the checkout's counts as dirty: what it does is not what is committed.
+    /// The contents that a receipt is held against: those committed in the checkout around the working directory, else
+    /// those that were built.
     pub fn present() -> Self {
-        let built = Self::built();
-        match checkout().and_then(|root| Self::of_checkout(&root)) {
-            Some(tree) => Self { dirty: tree.dirty || tree.hash != built.hash, ..tree },
-            None => built,
-        }
+        checkout().and_then(|root| Self::of_checkout(&root)).unwrap_or_else(Self::built)
     }
 
     /// Parts that differ between two trees.

@@ -2,6 +2,7 @@
 
 pub mod bins;
 pub mod bisect;
+pub mod capabilities;
 mod digest;
 mod error;
 pub mod fault;
@@ -11,8 +12,10 @@ pub mod inputs;
 pub mod judge;
 mod load;
 pub mod machine;
+pub mod models;
 pub mod noise;
 pub mod receipt;
+pub mod run;
 pub mod scores;
 pub mod thresholds;
 pub mod trace;

@@ -136,11 +136,11 @@ impl<'m, B: Backend> Ensemble<'m, B> {
         Ok(more)
     }
 
-    /// The plain run's logits and the noise.
+    /// The plain run's logits, and the noise of its last `rows` rows.
     ///
     /// # Errors
     /// A device failure.
-    pub fn finish(self) -> Result<(Host, SelfNoise)> {
+    pub fn finish(self, rows: usize) -> Result<(Host, SelfNoise)> {
         let b = self.model.backend();
         let mut logits = Vec::new();
         for mut run in self.runs {
@@ -152,6 +152,8 @@ impl<'m, B: Backend> Ensemble<'m, B> {
         let (_, base) = logits.remove(0);
         let mut noise = SelfNoise { draws: Vec::new(), vanished: 0 };
         for ((position, element), moved) in logits {
+            let tail = |x: &Host| x.slice_rows(x.rows() - rows.min(x.rows()), rows.min(x.rows()));
+            let (moved, base) = (tail(&moved), tail(&base));
             let values = metrics::values(moved.as_f32(), base.as_f32());
             if values.nrms == 0.0 {
                 noise.vanished += 1;
@@ -164,7 +166,7 @@ impl<'m, B: Backend> Ensemble<'m, B> {
     }
 }
 
-/// Measures up to `draws` effective changes on a prefill of `ids`.
+/// Measures up to `draws` effective changes on the last `rows` tokens of a prefill of `ids`.
 ///
 /// # Errors
 /// What the checkpoint, the model or the device reports.
@@ -172,9 +174,10 @@ pub fn self_noise<B: Backend>(
     model: &Model<B>,
     checkpoint: &Checkpoint,
     ids: &[u32],
+    rows: usize,
     draws: usize,
 ) -> Result<SelfNoise> {
     let mut all = Ensemble::new(model, checkpoint, ids, draws)?;
     while all.advance(&mut Taps::off())? {}
-    Ok(all.finish()?.1)
+    Ok(all.finish(rows)?.1)
 }

@@ -21,6 +21,8 @@ pub struct Faulty<B> {
     inner: B,
     fault: &'static str,
     size: Size,
+    /// Relative error of every attention output.
+    gain: f32,
     /// The layer that [`Size::One`] hits.
     layer: usize,
     /// How often each operator is computed for one call: more than once beside a reference.
@@ -36,7 +38,12 @@ where
     /// `inner` with `fault`; [`Size::One`] hits `layer`.
     pub fn new(inner: B, fault: &'static str, size: Size, layer: usize) -> Self {
         let (repeats, expands, recycled) = (1, AtomicUsize::new(0), Mutex::new(None));
-        Self { inner, fault, size, layer, repeats, expands, recycled }
+        Self { inner, fault, size, gain: 0.0, layer, repeats, expands, recycled }
+    }
+
+    /// `inner` with every layer's attention output larger by the relative `gain`: a fault of any size.
+    pub fn with_gain(inner: B, gain: f32) -> Self {
+        Self { gain, ..Self::new(inner, "gain", Size::All, 0) }
     }
 
     /// The same for a caller that computes every operator `repeats` times a call.
@@ -262,6 +269,12 @@ where
     }
 
     fn grouped_linear(&self, x: &Host, weight: &Weight, groups: usize) -> Host {
+        if self.is("gain") {
+            let y = self.inner.grouped_linear(x, weight, groups);
+            return Self::rows(&y, |_, row| {
+                row.iter_mut().for_each(|v| *v = self.mode().bf16(*v * (1.0 + self.gain)));
+            });
+        }
         if !self.is("group-inputs-swapped") {
             return self.inner.grouped_linear(x, weight, groups);
         }

@@ -88,8 +88,7 @@ pub const FAULTS: &[FaultSpec] = &[
         "entry scales rounded up to powers of two; part: first block",
         THREE,
     ),
-    fault("stale-index-keys", "publish_key", "keys not written; part: only the newest is missing", THREE)
-        .missed(&[(One, "no query of these texts would choose the newest key of that layer")]),
+    fault("stale-index-keys", "publish_key", "keys not written; part: only the newest is missing", THREE),
     fault("index-query-unquantised", "quantise_index_query", "index queries keep their values", TWO),
     fault(
         "pool-gate-swapped",

@@ -102,10 +102,11 @@ impl<R: HostBackend, F: Fn(Mode) -> R> Suite<'_, F> {
         let model = load(self.checkpoint, (self.backend)(Mode::Source))?;
         let ids = self.reference.tokens(self.pass)?;
         let decoded = self.reference.tokens("decode")?;
+        let rows = self.reference.floats("decode", "logits")?.rows();
         Ok(Baseline {
             logits: forward(&model, &ids)?,
-            noise: self_noise(&model, self.checkpoint, &ids, 8)?,
-            decode_noise: self_noise(&model, self.checkpoint, &decoded[..decoded.len() - 1], 8)?,
+            noise: self_noise(&model, self.checkpoint, &ids, ids.len(), 8)?,
+            decode_noise: self_noise(&model, self.checkpoint, &decoded[..decoded.len() - 1], rows, 8)?,
         })
     }
 

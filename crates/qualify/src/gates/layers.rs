@@ -141,7 +141,7 @@ impl<'m, B: Backend> LiveTeacher<'m, B> {
     /// # Errors
     /// A device failure.
     pub fn finish(self) -> Result<(Host, SelfNoise)> {
-        self.ensemble.finish()
+        self.ensemble.finish(self.positions.len())
     }
 }
 

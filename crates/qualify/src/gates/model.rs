@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 use crate::{
     Error, Result, Thresholds,
     bins::{Bins, Element},
+    fault::Faulty,
     gates::layers::{Forced, LiveTeacher, TraceTeacher, teacher_forced},
     judge::metrics,
+    load,
     noise::{SelfNoise, self_noise},
     receipt::{Check, Gate, Rule},
     thresholds::Layers,
@@ -135,6 +137,8 @@ pub struct AgainstTrace<'a, B: Backend, R: HostBackend> {
     pub key: &'a str,
     /// Perturbed runs a pass.
     pub draws: usize,
+    /// Makes the CPU backend of `own` once more, for the smallest fault that G3 sees.
+    pub make: &'a dyn Fn() -> Result<R>,
 }
 
 impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
@@ -147,6 +151,7 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
         let limits = t.layers(self.key);
         let layers = self.model.config().num_hidden_layers;
         let (mut g2, mut g3, mut noises, mut flips, mut bins) = (vec![], vec![], vec![], vec![], vec![]);
+        let mut longest: Option<(String, Vec<u32>, SelfNoise)> = None;
         for pass in trace.passes() {
             let complete = trace.has(&pass, "logits") && trace.has(&pass, "tokens");
             let ids = if complete { trace.tokens(&pass)? } else { continue };
@@ -169,7 +174,7 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
                 flips.extend(forced.flips.iter().map(|f| json!({ "pass": pass, "flip": f })));
             }
             self.own.backend().reset(Vec::new());
-            let noise = self_noise(self.own, self.checkpoint, &ids, self.draws)?;
+            let noise = self_noise(self.own, self.checkpoint, &ids, want.rows(), self.draws)?;
             let got =
                 if decoded { decode(self.model, &ids, want.rows())? } else { forward(self.model, &ids)? };
             let want = want.as_float().unwrap_or(&[]);
@@ -179,8 +184,8 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
             }
             let mut checks = whole_checks(&pass, &got, want, &noise, t);
             let exact = self.own.backend().mode() != Mode::Source;
-            if exact && !decoded && checks[0].figure.is_some_and(|d| d > t.g3.limit_nrms(noise.nrms())) {
-                let (resolved, crossed) = self.resolve(&ids, want)?;
+            if exact && checks[0].figure.is_some_and(|d| d > t.g3.limit_nrms(noise.nrms())) {
+                let (resolved, crossed) = self.resolve(&ids, want, got.rows())?;
                 if !crossed.is_empty() {
                     let names: Vec<String> = crossed.iter().map(named).collect();
                     let raw = metrics::values(got.as_f32(), want).nrms;
@@ -190,10 +195,16 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
                 }
             }
             g3.extend(checks);
+            if !decoded && longest.as_ref().is_none_or(|(_, old, _)| old.len() < ids.len()) {
+                longest = Some((pass.clone(), ids.clone(), noise.clone()));
+            }
             noises.push(json!({
                 "pass": pass, "tokens": ids.len(), "nrms": noise.nrms(), "kl": noise.kl(), "top1": noise.top1(),
                 "vanished": noise.vanished, "draws": noise.draws,
             }));
+        }
+        if let Some((pass, ids, noise)) = &longest {
+            g3.push(sensitivity(self.checkpoint, self.make, pass, ids, noise)?);
         }
         let or_not_run = |name: &str, checks: Vec<Check>, why: &str| match checks.is_empty() {
             true => Gate::not_run(name, why),
@@ -211,19 +222,20 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
 const MOST_CROSSED: usize = 8;
 /// Relative distance to a boundary under which single precision may fall on either side: a few of its units, summed up
 /// over the layers.
-const BIN_REACH: f64 = 4e-6;
+pub const BIN_REACH: f64 = 4e-6;
 
 impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
     /// Pushes cached elements that lie at a rounding boundary across it, one after the other in the order of the
     /// forward pass, and keeps those that bring our own logits nearer to the reference's. What is left after that is
     /// not the cache's doing. The run is that of the CPU in the same numerics, which may differ from the device's.
-    fn resolve(&self, ids: &[u32], want: &[f32]) -> Result<(Host, Vec<Element>)> {
+    fn resolve(&self, ids: &[u32], want: &[f32], rows: usize) -> Result<(Host, Vec<Element>)> {
         let bins = self.own.backend();
+        // Rows do not depend on how a text is cut into steps, so decode steps too are explained by a prefill.
+        let run = || Ok::<_, Error>(forward(self.own, ids)?.slice_rows(ids.len() - rows, rows));
         bins.reset(Vec::new());
-        let mut best = forward(self.own, ids)?;
+        let mut best = run()?;
         let mut distance = metrics::values(best.as_f32(), want).nrms;
-        let mut near = bins.near();
-        near.retain(|e| e.gap.abs() <= BIN_REACH);
+        let near = bins.near();
         let mut crossed: Vec<Element> = Vec::new();
         for e in near {
             if distance <= *Thresholds::built_in().g3.floor_nrms || crossed.len() == MOST_CROSSED {
@@ -231,7 +243,7 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
             }
             let tried: Vec<Element> = crossed.iter().cloned().chain([e]).collect();
             bins.reset(tried.clone());
-            let moved = forward(self.own, ids)?;
+            let moved = run()?;
             let d = metrics::values(moved.as_f32(), want).nrms;
             if d < 0.5 * distance {
                 (best, distance, crossed) = (moved, d, tried);
@@ -242,39 +254,84 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
     }
 }
 
-/// G2 and G3 against a live run of the CPU in the same numerics, for any checkpoint: layer by layer, so that only one
-/// layer's weights are in use at a time.
-///
-/// # Errors
-/// What the checkpoint, the model or a device reports.
-pub fn against_live<B: Backend, R: HostBackend>(
-    model: &Model<B>,
-    reference: &Model<R>,
+/// Gains that are tried, smallest first.
+const GAINS: [f32; 8] = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3];
+
+/// The smallest error of every attention output that moves the reference's own logits past G3's limits: how blunt the
+/// gate is on this model.
+fn sensitivity<R: HostBackend>(
     checkpoint: &Checkpoint,
+    make: &dyn Fn() -> Result<R>,
+    pass: &str,
     ids: &[u32],
-    key: &str,
-    draws: usize,
-    progress: impl FnMut(usize),
-) -> Result<Outcome> {
+    noise: &SelfNoise,
+) -> Result<Check> {
     let t = Thresholds::built_in();
-    let limits = t.layers(key);
-    let mut teacher = LiveTeacher::new(reference, checkpoint, ids, draws)?;
-    let forced = teacher_forced(model, checkpoint, ids, &mut teacher, &t.flips, progress)?;
-    let (want, noise) = teacher.finish()?;
-    let got = forward(model, ids)?;
-    let pass = format!("{} tokens", ids.len());
-    let measurements = json!({
-        "self_noise": [{
-            "pass": pass, "tokens": ids.len(), "nrms": noise.nrms(), "kl": noise.kl(), "top1": noise.top1(),
-            "vanished": noise.vanished, "draws": noise.draws,
-        }],
-        "flips": forced.flips,
-    });
-    Ok(Outcome {
-        g2: Gate::new("G2", layer_checks(&pass, &forced, limits.0, limits.1, t)),
-        g3: Gate::new("G3", whole_checks(&pass, &got, want.as_f32(), &noise, t)),
-        measurements,
-    })
+    let base = forward(&load(checkpoint, make()?)?, ids)?;
+    let name = format!("{pass} smallest caught error of attention outputs");
+    for gain in GAINS {
+        let got = forward(&load(checkpoint, Faulty::with_gain(make()?, gain))?, ids)?;
+        let d = metrics::values(got.as_f32(), base.as_f32()).nrms;
+        let kl = metrics::logits(got.as_f32(), base.as_f32(), got.width()).kl;
+        if d > t.g3.limit_nrms(noise.nrms()) || kl > t.g3.limit_kl(noise.kl()) {
+            let note = format!(
+                "a relative error of {gain} in every layer moves the logits by NRMS {d:.1e}, KL {kl:.1e}"
+            );
+            return Ok(Check::new(name, f64::from(gain), Rule::Shown).noted(note));
+        }
+    }
+    Ok(Check::new(name, f64::INFINITY, Rule::Shown).noted(format!("not even {}", GAINS[GAINS.len() - 1])))
+}
+
+/// A live reference.
+pub struct AgainstLive<'a, B: Backend, R: HostBackend> {
+    /// The model on the device.
+    pub model: &'a Model<B>,
+    /// Makes the reference's backend.
+    pub make: &'a dyn Fn() -> Result<R>,
+    /// The checkpoint.
+    pub checkpoint: &'a Checkpoint,
+    /// Tokens of the run.
+    pub ids: &'a [u32],
+    /// Key of the limits.
+    pub key: &'a str,
+    /// Perturbed runs.
+    pub draws: usize,
+    /// Whether to look for the smallest fault that G3 sees, which costs up to nine more runs of the reference.
+    pub sensitivity: bool,
+}
+
+impl<B: Backend, R: HostBackend> AgainstLive<'_, B, R> {
+    /// G2 and G3 for any checkpoint: layer by layer, so that only one layer's weights are in use at a time; `progress` is
+    /// told the layer.
+    ///
+    /// # Errors
+    /// What the checkpoint, the model or a device reports.
+    pub fn run(&self, progress: impl FnMut(usize)) -> Result<Outcome> {
+        let t = Thresholds::built_in();
+        let limits = t.layers(self.key);
+        let reference = load(self.checkpoint, (self.make)()?)?;
+        let mut teacher = LiveTeacher::new(&reference, self.checkpoint, self.ids, self.draws)?;
+        let forced = teacher_forced(self.model, self.checkpoint, self.ids, &mut teacher, &t.flips, progress)?;
+        let (want, noise) = teacher.finish()?;
+        let got = forward(self.model, self.ids)?;
+        let pass = format!("{} tokens", self.ids.len());
+        let mut g3 = whole_checks(&pass, &got, want.as_f32(), &noise, t);
+        if self.sensitivity {
+            g3.push(sensitivity(self.checkpoint, self.make, &pass, self.ids, &noise)?);
+        }
+        Ok(Outcome {
+            g2: Gate::new("G2", layer_checks(&pass, &forced, limits.0, limits.1, t)),
+            g3: Gate::new("G3", g3),
+            measurements: json!({
+                "self_noise": [{
+                    "pass": pass, "tokens": self.ids.len(), "nrms": noise.nrms(), "kl": noise.kl(),
+                    "top1": noise.top1(), "vanished": noise.vanished, "draws": noise.draws,
+                }],
+                "flips": forced.flips,
+            }),
+        })
+    }
 }
 
 /// Whether a text has image tokens, whose embeddings a trace does not carry.

@@ -36,7 +36,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// The sealed receipt of these gates, for the present tree and this machine.
+    /// The sealed receipt of these gates, for this build and this machine.
     pub fn receipt(self, gates: Vec<Gate>, measurements: Value) -> Receipt {
         let thresholds = Thresholds::built_in().named();
         let mut receipt = Receipt {
@@ -45,7 +45,7 @@ impl Context {
             scope: self.scope,
             verdict: Verdict::NotRun,
             created: machine::now(),
-            inputs: Inputs::present(),
+            inputs: Inputs::built(),
             build: Build {
                 version: env!("CARGO_PKG_VERSION").into(),
                 target: env!("HALLMARK_TARGET").into(),
