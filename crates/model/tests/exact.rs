@@ -30,22 +30,33 @@ struct Group {
     first: usize,
     want: Host,
     dense: bool,
+    /// Whether the rows are text of the float32 golden that no other group holds (decode_full begins with prompt33).
+    text: bool,
 }
 
-fn groups(model: &str, golden: &Golden) -> Vec<Group> {
-    let mut names = golden.prompts();
+/// The float32 golden's groups, and those that the released code gives in single precision.
+fn groups(model: &str) -> Vec<Group> {
+    let golden = |file: &str| Golden::open(&format!("{model}/golden/{file}.safetensors"));
+    let float32 = golden("float32");
+    let mut names = float32.prompts();
     names.extend(["decode_full", "image", "dense33", "dense129"].map(String::from));
-    names
-        .into_iter()
-        .filter(|name| golden.has(&format!("{name}/logits")))
-        .map(|name| Group {
-            tokens: Tokens::of(golden, model, &name),
-            first: 0,
-            want: golden.get(&format!("{name}/logits")),
-            dense: name.starts_with("dense"),
-            name,
-        })
-        .collect()
+    let mut list = Vec::new();
+    for file in ["float32", "official_float32"] {
+        let golden = golden(file);
+        for name in names.iter().filter(|name| golden.has(&format!("{name}/logits"))) {
+            list.push(Group {
+                tokens: Tokens::of(&float32, model, name),
+                first: 0,
+                want: golden.get(&format!("{name}/logits")),
+                dense: name.starts_with("dense"),
+                text: file == "float32"
+                    && (name == "decode_full" || name.starts_with("prompt"))
+                    && name != "prompt33",
+                name: if file == "float32" { name.clone() } else { format!("{file} {name}") },
+            });
+        }
+    }
+    list
 }
 
 /// The bins behind the group's departing rows.
@@ -89,14 +100,13 @@ fn departures<B: Backend>(make: impl Fn(Mode) -> B) -> Vec<String> {
     let mut named = Vec::new();
     let (mut text, mut all) = (Vec::new(), Vec::new());
     for name in MODELS {
-        let golden = Golden::open(&format!("{name}/golden/float32.safetensors"));
         let (model, dense) = (load(name, make(Mode::Exact)), load_dense(name, make(Mode::Exact)));
-        for group in groups(name, &golden) {
+        for group in groups(name) {
             let rows =
                 row_nrms(&prefill(if group.dense { &dense } else { &model }, &group.tokens), &group.want);
             let worst = rows.iter().copied().fold(0.0, f64::max);
             eprintln!(
-                "{name} {:11} {:3} rows, median {:.2e}, worst {worst:.2e}",
+                "{name} {:24} {:3} rows, median {:.2e}, worst {worst:.2e}",
                 group.name,
                 rows.len(),
                 median(&rows)
@@ -118,12 +128,12 @@ fn departures<B: Backend>(make: impl Fn(Mode) -> B) -> Vec<String> {
                 eprintln!("    {}; {distances} of the row's RMS from the boundary", named.last().unwrap());
             }
             all.extend(&rows);
-            if group.name != "image" && !group.dense && group.name != "prompt33" {
+            if group.text {
                 text.extend(rows);
             }
         }
     }
-    check_bars(&text, 0.05, "prompts and decoded text, each position once (decode_full holds prompt33)");
+    check_bars(&text, 0.05, "prompts and decoded text, each position once");
     // One bin at the start of an image moves the whole group, so no share is asked of these.
     check_bars(&all, 1.0, "image and dense groups too");
     named
@@ -178,6 +188,7 @@ fn greedy_decode_equals_the_goldens<B: Backend>(make: impl Fn(Mode) -> B) {
                 first: 32,
                 want: golden.get("decode/logits"),
                 dense: false,
+                text: false,
             };
             let rows = row_nrms(&rows, &group.want);
             let worst = rows.iter().copied().fold(0.0, f64::max);
