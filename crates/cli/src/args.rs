@@ -1,10 +1,12 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use checkpoint::Checkpoint;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use engine::{Device, LoadOptions, Loaded};
+use engine::{
+    CacheOptions, Device, Drafts, LoadOptions, Loaded, Prefill, PrefixCache, Session, SessionOptions,
+};
 use ops::Mode;
 use text::Think;
 
@@ -135,6 +137,35 @@ impl Sampling {
     }
 }
 
+/// How a conversation is computed; nothing here but `--prefill replay` changes an answer.
+#[derive(Args, Clone)]
+pub struct Sessions {
+    /// Speculative decoding: on, off or a number of drafted tokens (default: as many as save time, none while they do
+    /// not)
+    #[arg(long, value_name = "on|off|N")]
+    pub drafts: Option<Drafts>,
+    /// How prompts are taken in: full, or replay (half of the layers on the last tokens only: faster, an approximation)
+    #[arg(long, default_value = "full", value_name = "full|replay")]
+    pub prefill: Prefill,
+    /// Keep the states of prompts in this folder for later runs; they hold what was said, readable by you only
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most bytes in --cache-dir, such as 500MiB; the least recently used go first
+    #[arg(long, default_value = "16GiB", value_name = "SIZE", value_parser = bytes)]
+    pub cache_size: u64,
+}
+
+impl Sessions {
+    /// A session of at most `context` tokens.
+    pub fn open(&self, loaded: &Loaded, context: usize) -> Result<Box<dyn Session>, Failure> {
+        let dir = self.cache_dir.clone();
+        let options = CacheOptions { dir, disk: self.cache_size, ..CacheOptions::default() };
+        let cache = Some(Arc::new(PrefixCache::open(&options, &*loaded.lm, self.prefill)?));
+        let drafts = self.drafts.unwrap_or_default();
+        Ok(loaded.lm.clone().open(SessionOptions { context, prefill: self.prefill, drafts, cache })?)
+    }
+}
+
 /// Answer one prompt: the answer goes to standard output, reasoning (dimmed) and statistics to standard error; tool
 /// calls are printed as JSON, one a line.
 #[derive(Args)]
@@ -155,9 +186,8 @@ pub struct Run {
     pub raw: bool,
     #[command(flatten)]
     pub sampling: Sampling,
-    /// Speculative decoding: on, off or a number of drafted tokens
-    #[arg(long, default_value = "off", value_name = "on|off|N")]
-    pub drafts: String,
+    #[command(flatten)]
+    pub sessions: Sessions,
     /// Print one JSON document instead of text
     #[arg(long)]
     pub json: bool,
@@ -173,6 +203,8 @@ pub struct Chat {
     pub system: Option<String>,
     #[command(flatten)]
     pub sampling: Sampling,
+    #[command(flatten)]
+    pub sessions: Sessions,
 }
 
 /// Say what a checkpoint holds (tensors and bytes by group and type, layer schedule), or what a configuration implies.
@@ -215,6 +247,13 @@ pub struct BenchModel {
     /// Runs counted, after one that is not
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = positive)]
     pub runs: usize,
+    /// Decode with drafts: on, off or a number; then the timed text is a recorded prompt's, as drafts of text of no
+    /// meaning are worth nothing
+    #[arg(long, default_value = "off", value_name = "on|off|N")]
+    pub drafts: Drafts,
+    /// Prefill: full or replay
+    #[arg(long, default_value = "full", value_name = "full|replay")]
+    pub prefill: Prefill,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -245,6 +284,22 @@ fn positive(s: &str) -> Result<usize, String> {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("a whole number above 0 is needed".into()),
     }
+}
+
+/// A size such as 500MiB; without a unit bytes.
+fn bytes(s: &str) -> Result<u64, String> {
+    let split = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
+    let (number, unit) = s.split_at(split);
+    let shift = match unit.trim() {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        _ => return Err("a size such as 500MiB is needed (KiB, MiB, GiB, TiB or bytes)".into()),
+    };
+    let number: u64 = number.parse().map_err(|_| "a whole number and a unit are needed, such as 500MiB")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "more bytes than there are".into())
 }
 
 fn temperature(s: &str) -> Result<f32, String> {

@@ -10,7 +10,7 @@ use crate::{Result, Session, sampler::Sampler};
 /// Draws one token after the other. Between two draws the session may hold verified drafts that are not drawn yet;
 /// [`Generator::finish`] takes them back.
 #[derive(Debug, Default)]
-pub(crate) struct Generator {
+pub struct Generator {
     /// The token drawn last, which the session has not taken.
     waiting: Option<u32>,
     /// Drafts that the session has taken in its last step.

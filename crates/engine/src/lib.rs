@@ -23,6 +23,7 @@ pub use cache::{CacheOptions, CacheStats, Miss, PAGE, PrefixCache};
 pub use device::Device;
 pub use drafts::{DraftStats, Drafter, Drafts, Speculation};
 pub use error::Error;
+pub use generate::Generator;
 pub use loaded::{LoadOptions, Loaded};
 pub use session::{Drafted, Lm, Prefill, Reuse, Session, SessionOptions, Stopped};
 

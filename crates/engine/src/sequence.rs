@@ -266,7 +266,7 @@ impl<B: Backend + 'static> Sequence<B> {
                 return Ok(Err(Stopped));
             }
             if !last && self.state.len() - kept >= self.cache.tail_every() {
-                self.mark()?;
+                self.keep(&self.state)?;
                 kept = self.state.len();
             }
         }
@@ -303,6 +303,26 @@ impl<B: Backend + 'static> Sequence<B> {
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Gives the cache what it lacks of `state`, which has taken the first of the present tokens.
+    fn keep(&self, state: &State<B>) -> Result<()> {
+        if !self.ready() || state.is_empty() {
+            // Tokens that are still to be taken again came from the cache.
+            return Ok(());
+        }
+        let ids = &self.ids[..state.len()];
+        let (from, has_tail) = self.cache.missing(ids);
+        let whole = ids.len() / PAGE * PAGE;
+        let pages = (from..whole).step_by(PAGE).map(|first| self.model.page(state, first, PAGE));
+        let pages = pages.collect::<std::result::Result<_, _>>()?;
+        let tail = if has_tail {
+            None
+        } else {
+            Some((self.model.page(state, whole, ids.len() - whole)?, self.model.tail(state)?))
+        };
+        self.cache.insert(ids, pages, tail);
+        Ok(())
     }
 
     /// That `more` tokens fit, before work starts.
@@ -400,22 +420,14 @@ impl<B: Backend + 'static> Session for Sequence<B> {
     }
 
     fn mark(&mut self) -> Result<()> {
-        if !self.ready() || self.ids.is_empty() {
-            // Tokens that are still to be taken again came from the cache.
-            return Ok(());
+        // One token before the end: the same prompt again needs the logits of its last token.
+        let before = self.ids.len().saturating_sub(1);
+        if self.ready() && before > 0 && before >= self.state.oldest() {
+            let mut state = self.state.clone();
+            self.model.truncate(&mut state, before)?;
+            return self.keep(&state);
         }
-        let (from, has_tail) = self.cache.missing(&self.ids);
-        let whole = self.ids.len() / PAGE * PAGE;
-        let pages = (from..whole).step_by(PAGE).map(|first| self.model.page(&self.state, first, PAGE));
-        let pages = pages.collect::<std::result::Result<_, _>>()?;
-        let tail = if has_tail {
-            None
-        } else {
-            let rest = self.model.page(&self.state, whole, self.ids.len() - whole)?;
-            Some((rest, self.model.tail(&self.state)?))
-        };
-        self.cache.insert(&self.ids, pages, tail);
-        Ok(())
+        self.keep(&self.state)
     }
 
     fn truncate(&mut self, len: usize) -> Result<()> {

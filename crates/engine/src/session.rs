@@ -157,7 +157,8 @@ pub trait Session: Send {
     /// Logits after the last token; empty before the first and after a stopped feed.
     fn logits(&self) -> &[f32];
 
-    /// Keeps the present state for [`Session::rewind`], of this session and of others with the same cache.
+    /// Keeps the present state, less its last token, for [`Session::rewind`] of this session and of others with the same
+    /// cache.
     ///
     /// # Errors
     /// A device failure.

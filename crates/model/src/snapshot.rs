@@ -154,6 +154,37 @@ impl Snapshot {
     }
 }
 
+impl<B: Backend> State<B> {
+    /// As [`Model::load_page`], for a state of `layout` without a model.
+    ///
+    /// # Errors
+    /// A page beyond the context, or a device failure.
+    pub fn load_page(&mut self, b: &B, layout: &Layout, page: &Page, end: usize) -> Result<()> {
+        assert!(self.len == 0 && self.published == page.first, "pages follow each other");
+        let end = end.min(page.first + page.tokens);
+        if end > self.context {
+            return Err(Error::Context { need: end, context: self.context });
+        }
+        let mut bytes = page.bytes.as_slice();
+        for (global, ratio) in self.globals.iter_mut().flatten().zip(&layout.ratios) {
+            let start = page.first / ratio;
+            let (has, take) = ((page.first + page.tokens) / ratio - start, (end / ratio).max(start) - start);
+            for (cache, width) in [(&mut global.kv, layout.kv_row), (&mut global.keys, layout.key_row)] {
+                let (rows, rest) = bytes.split_at(has * width);
+                bytes = rest;
+                if take > 0 {
+                    // A cache has a row for every entry, so an entry's number is its slot.
+                    let entries: Vec<u32> = (start..start + take).map(|j| j as u32).collect();
+                    let rows = b.upload(&Host::u8(&[take, width], rows[..take * width].to_vec()))?;
+                    b.ring_write(cache, &rows, &entries);
+                }
+            }
+        }
+        self.published = end.max(page.first);
+        Ok(())
+    }
+}
+
 impl<B: Backend> Model<B> {
     /// Copies the entries of tokens `first..first + tokens`, `first` being even, to host memory.
     ///
@@ -161,11 +192,9 @@ impl<B: Backend> Model<B> {
     /// A device failure.
     pub fn page(&self, state: &State<B>, first: usize, tokens: usize) -> Result<Page> {
         assert!(first.is_multiple_of(2) && first + tokens <= state.published, "{first}+{tokens}");
-        let (b, c) = (self.backend(), self.config());
+        let b = self.backend();
         let mut bytes = Vec::with_capacity(self.layout().entry_bytes(first, tokens));
-        for (l, global) in state.globals.iter().enumerate() {
-            let Some(global) = global else { continue };
-            let ratio = c.layer(l).ratio;
+        for (global, ratio) in state.globals.iter().flatten().zip(&self.layout().ratios) {
             let (start, end) = (first / ratio, (first + tokens) / ratio);
             if end > start {
                 for cache in [&global.kv, &global.keys] {
@@ -224,31 +253,7 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// A page beyond the context, or a device failure.
     pub fn load_page(&self, state: &mut State<B>, page: &Page, end: usize) -> Result<()> {
-        assert!(state.len == 0 && state.published == page.first, "pages follow each other");
-        let (b, c, layout) = (self.backend(), self.config(), self.layout());
-        let end = end.min(page.first + page.tokens);
-        if end > state.context {
-            return Err(Error::Context { need: end, context: state.context });
-        }
-        let mut bytes = page.bytes.as_slice();
-        for (l, global) in state.globals.iter_mut().enumerate() {
-            let Some(global) = global else { continue };
-            let ratio = c.layer(l).ratio;
-            let start = page.first / ratio;
-            let (has, take) = ((page.first + page.tokens) / ratio - start, (end / ratio).max(start) - start);
-            for (cache, width) in [(&mut global.kv, layout.kv_row), (&mut global.keys, layout.key_row)] {
-                let (rows, rest) = bytes.split_at(has * width);
-                bytes = rest;
-                if take > 0 {
-                    // A cache has a row for every entry, so an entry's number is its slot.
-                    let entries: Vec<u32> = (start..start + take).map(|j| j as u32).collect();
-                    let rows = b.upload(&Host::u8(&[take, width], rows[..take * width].to_vec()))?;
-                    b.ring_write(cache, &rows, &entries);
-                }
-            }
-        }
-        state.published = end.max(page.first);
-        Ok(())
+        state.load_page(self.backend(), &self.layout(), page, end)
     }
 
     /// Completes a state that has the entries of all the tail's tokens.
@@ -268,8 +273,7 @@ impl<B: Backend> Model<B> {
         }
         let d = layout.open_values;
         let mut parts = tail.open.chunks(d);
-        for (l, global) in state.globals.iter_mut().enumerate() {
-            let (Some(global), 2) = (global, self.config().layer(l).ratio) else { continue };
+        for (global, _) in state.globals.iter_mut().flatten().zip(&layout.ratios).filter(|(_, r)| **r == 2) {
             if let (Some(kv), Some(score)) = (parts.next(), parts.next()) {
                 let row = |v: &[f32]| b.upload(&Host::f32(&[1, d], v.to_vec()));
                 global.open = Some(OpenGroup { kv: row(kv)?, score: row(score)? });

@@ -6,8 +6,9 @@ use cpu::{
     Isa,
     bench::{self, Limits, Measured},
 };
-use engine::{Loaded, Session};
+use engine::{DraftStats, Drafts, Generator, Loaded, Session, SessionOptions, sampler::Sampler};
 use serde::Serialize;
+use text::{Request, SamplingParams, Think};
 
 use crate::{
     args::{Bench, BenchModel, BenchOps, IsaName},
@@ -60,6 +61,9 @@ struct Speed {
 
 fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
     let loaded = args.model.load()?;
+    if what == "decode" && args.drafts != Drafts::Off {
+        return drafted(args, &loaded);
+    }
     let engine = cpu::Engine::new(args.model.threads, None)?;
     let limits = bench::limits(&engine);
     let c = loaded.lm.config();
@@ -68,7 +72,8 @@ fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
     let timed = if what == "prefill" { args.tokens } else { args.decode };
     let mut rates = Vec::new();
     for run in 0..=args.runs {
-        let mut session = loaded.lm.clone().session(args.tokens + args.decode + 1)?;
+        let options = SessionOptions::new(args.tokens + args.decode + 1);
+        let mut session = loaded.lm.clone().open(SessionOptions { prefill: args.prefill, ..options })?;
         let seconds = if what == "prefill" {
             seconds(|| feed(&mut *session, &ids))?
         } else {
@@ -133,6 +138,91 @@ fn decode(session: &mut dyn Session, steps: usize) -> Result<(), Failure> {
         feed(session, &[next])?;
     }
     Ok(())
+}
+
+/// What the demo model has been trained to continue for a while.
+const COUNTING: &str = "Count from 1 to 40.";
+
+#[derive(Serialize)]
+struct Drafted {
+    what: &'static str,
+    device: &'static str,
+    numerics: ops::Mode,
+    /// Drafts of a round: on, or their number.
+    drafts: String,
+    prompt: &'static str,
+    timed_tokens: usize,
+    runs: usize,
+    tokens_per_second: Spread,
+    without_drafts: Spread,
+    /// Of the medians.
+    gain: f64,
+    /// Of the last run.
+    figures: DraftStats,
+    /// Right drafts a round, of the last run.
+    accepted_a_round: f64,
+}
+
+/// Decode with drafts beside decode without, run by run, as the machine's other load changes.
+fn drafted(args: &BenchModel, loaded: &Loaded) -> Result<(), Failure> {
+    let ids = Request::from_text(COUNTING, Think::Off).encode(&loaded.tokenizer)?.ids;
+    let (mut with, mut without, mut figures) = (Vec::new(), Vec::new(), DraftStats::default());
+    for run in 0..=args.runs {
+        for (drafts, rates) in [(Drafts::Off, &mut without), (args.drafts, &mut with)] {
+            let options = SessionOptions::new(ids.len() + args.decode + 1);
+            let mut session = loaded.lm.clone().open(SessionOptions { drafts, ..options })?;
+            feed(&mut *session, &ids)?;
+            let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+            let mut sampler = Sampler::new(greedy, 0, &ids);
+            let mut generator = Generator::new(&*session);
+            let seconds = seconds(|| {
+                for left in (1..=args.decode).rev() {
+                    generator.next(&mut *session, &mut sampler, left)?;
+                }
+                Ok(())
+            })?;
+            figures = session.speculation().map_or(figures, |s| s.stats());
+            if run > 0 {
+                rates.push(args.decode as f64 / seconds);
+            }
+        }
+    }
+    let (with, without) = (Spread::of(with), Spread::of(without));
+    let speed = Drafted {
+        what: "decode",
+        device: loaded.lm.device(),
+        numerics: loaded.lm.mode(),
+        drafts: args.drafts.to_string(),
+        prompt: COUNTING,
+        timed_tokens: args.decode,
+        runs: args.runs,
+        gain: with.median / without.median,
+        tokens_per_second: with,
+        without_drafts: without,
+        accepted_a_round: figures.accepted as f64 / figures.rounds.max(1) as f64,
+        figures,
+    };
+    if args.json {
+        return render::document(&speed);
+    }
+    render::line(&format!(
+        "decode with drafts {}: {:.0} tok/s (median of {}, {:.0} to {:.0}), without {:.0} ({:.0} to {:.0}): {:.2} times as \
+         fast; {} of {} drafts right, {:.2} a round, {} plain steps, {} pause(s)",
+        speed.drafts,
+        speed.tokens_per_second.median,
+        speed.runs,
+        speed.tokens_per_second.min,
+        speed.tokens_per_second.max,
+        speed.without_drafts.median,
+        speed.without_drafts.min,
+        speed.without_drafts.max,
+        speed.gain,
+        figures.accepted,
+        figures.drafted,
+        speed.accepted_a_round,
+        figures.plain,
+        figures.pauses,
+    ))
 }
 
 /// Multiply-adds of one token with the weights it reads [§7.1]: dense layers, its routed experts, the head.

@@ -43,7 +43,7 @@ enum Next {
 
 pub fn run(args: &Chat) -> Result<(), Failure> {
     let loaded = args.model.load()?;
-    let session = loaded.lm.clone().session(args.sampling.context(&loaded))?;
+    let session = args.sessions.open(&loaded, args.sampling.context(&loaded))?;
     let mut talk = Talk {
         args,
         loaded,

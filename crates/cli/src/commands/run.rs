@@ -17,9 +17,6 @@ use crate::{
 const MAX_BODY: u64 = 64 << 20;
 
 pub fn run(args: &Run) -> Result<(), Failure> {
-    if args.drafts != "off" {
-        return Err(refused_drafts(&args.drafts));
-    }
     let request = request(args)?;
     let loaded = args.model.load()?;
     let context = args.sampling.context(&loaded);
@@ -31,7 +28,7 @@ pub fn run(args: &Run) -> Result<(), Failure> {
         }
     };
     args.sampling.apply(&mut prompt.sampling);
-    let mut session = loaded.lm.clone().session(context)?;
+    let mut session = args.sessions.open(&loaded, context)?;
     let (interrupt, mut printer) = (Interrupt::install(), Printer::new());
     let printer_cell = std::cell::RefCell::new(&mut printer);
     let answer = engine::answer(
@@ -51,14 +48,6 @@ pub fn run(args: &Run) -> Result<(), Failure> {
     printer.finish(&answer.message)?;
     eprintln!("{}", statistics(&answer));
     Ok(())
-}
-
-fn refused_drafts(value: &str) -> Failure {
-    if value != "on" && value.parse::<usize>().is_err() {
-        return Failure::Usage(format!("--drafts {value}: on, off or a number is needed"));
-    }
-    let reason = "speculative decoding is not built; use --drafts off";
-    Failure::Engine(engine::Error::Refused(format!("--drafts {value} is refused: {reason}")))
 }
 
 /// What the command line asks.
@@ -103,8 +92,16 @@ fn statistics(a: &Answer) -> String {
         0 => String::new(),
         n => format!(" ({n} reasoning)"),
     };
+    let kept = match a.usage.cached_tokens {
+        0 => String::new(),
+        n => format!(" ({n} kept from before)"),
+    };
+    let drafts = match a.drafts.drafted {
+        0 => String::new(),
+        n => format!(", {} of {n} drafts right", a.drafts.accepted),
+    };
     format!(
-        "\n{} prompt tokens, {:.0} tok/s; {} answer tokens{reasoning}, {:.0} tok/s; seed {}",
+        "\n{} prompt tokens{kept}, {:.0} tok/s; {} answer tokens{reasoning}, {:.0} tok/s{drafts}; seed {}",
         a.usage.prompt_tokens,
         a.timing.prefill_tokens_per_s,
         a.usage.completion_tokens,
@@ -124,6 +121,8 @@ fn document(a: &Answer, loaded: &Loaded) -> Value {
         "finish_reason": a.message.finish_reason.map(text::FinishReason::as_str),
         "usage": a.usage,
         "timing": a.timing,
+        "reuse": a.reuse,
+        "drafts": a.drafts,
         "seed": a.seed,
         "device": loaded.lm.device(),
         "numerics": loaded.lm.mode(),
