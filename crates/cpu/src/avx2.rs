@@ -415,7 +415,7 @@ unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f
     let k = order::padded(v.cols);
     assert!(x.len() >= k && r + out.len() <= v.rows, "{} rows from {r} of {}", out.len(), v.rows);
     let range = v.scale_range(r, out.len());
-    if !order::movable(&range) {
+    if !tables::movable(&range) {
         return false;
     }
     let (low, high) = range.into_inner();
@@ -444,8 +444,8 @@ unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, kn: usize, out: &m
     for (i, out) in out.chunks_exact_mut(kn).enumerate() {
         let (row, scales) = (v.row(r + i), v.scales(r + i));
         let slice = &scales[scales.len().min(k0 / GROUP)..scales.len().min((k0 + kn).div_ceil(GROUP))];
-        let range = order::scale_range(slice);
-        if !order::movable(&range) {
+        let range = tables::scale_range(slice);
+        if !tables::movable(&range) {
             v.decode(r + i, k0, out);
             continue;
         }

@@ -257,7 +257,7 @@ unsafe fn gemv_form<D: Step>(v: &View, r: usize, x: &[f32], scales: bool, out: &
 unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f32]) -> bool {
     let k = order::padded(v.cols);
     assert!(x.len() >= k && r + out.len() <= v.rows, "{} rows from {r} of {}", out.len(), v.rows);
-    if !order::movable(&v.scale_range(r, out.len())) {
+    if !tables::movable(&v.scale_range(r, out.len())) {
         return false;
     }
     // SAFETY: sizes were checked.
@@ -283,8 +283,8 @@ unsafe fn decode_form<D: Step>(v: &View, r: usize, k0: usize, kn: usize, out: &m
     for (i, out) in out.chunks_exact_mut(kn).enumerate() {
         let (row, scales) = (v.row(r + i), v.scales(r + i));
         let slice = &scales[scales.len().min(k0 / GROUP)..scales.len().min((k0 + kn).div_ceil(GROUP))];
-        let range = order::scale_range(slice);
-        if !order::movable(&range) {
+        let range = tables::scale_range(slice);
+        if !tables::movable(&range) {
             v.decode(r + i, k0, out);
             continue;
         }

@@ -4,12 +4,13 @@
 //! order and every product-and-sum is a fused multiply-add or two rounded operations as written, so that the compiler may
 //! not change a bit.
 
+use checkpoint::Form;
 use numerics::{bf16, e4m3, e8m0, quantise};
 
 use crate::{
     exp::exp,
     kernels::{Online, SLOTS, Values},
-    order::{self, LANES},
+    order::{self, GROUP, LANES, View},
 };
 
 /// The value of an E4M3 code.
@@ -32,6 +33,52 @@ fn fp4(code: u8) -> f32 {
     let normal = f32::from_bits((magnitude << 22) + (126 << 23));
     let v = if magnitude < 2 { small } else { normal };
     f32::from_bits(v.to_bits() | u32::from(code & 8) << 28)
+}
+
+/// `View::decode` for `kn` columns of each row from `r`: whole groups in loops without branches, the last one by the plain
+/// decoder.
+#[inline(always)]
+pub(crate) fn decode(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) {
+    let whole = (v.cols.saturating_sub(k0) / GROUP).min(kn / GROUP);
+    for (i, out) in out.chunks_exact_mut(kn).enumerate() {
+        let (row, scales) = (&v.row(r + i)[k0 * v.row_bytes / v.cols..], v.scales(r + i));
+        let (head, tail) = out.split_at_mut(whole * GROUP);
+        for (g, o) in head.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+            let scale = scales.get(k0 / GROUP + g).map_or(1.0, |s| e8m0::decode(*s));
+            let bytes = GROUP * v.row_bytes / v.cols;
+            let codes = &row[g * bytes..][..bytes];
+            match v.form {
+                Form::F32 => {
+                    for (o, c) in o.iter_mut().zip(codes.as_chunks::<4>().0) {
+                        *o = f32::from_le_bytes(*c);
+                    }
+                }
+                Form::Bf16 => {
+                    split(o, |k| bf16::from_bits(u16::from_le_bytes([codes[2 * k], codes[2 * k + 1]])))
+                }
+                Form::Fp8Block32 | Form::Fp8Row32 => split(o, |k| fp8(codes[k]) * scale),
+                Form::Fp4Row32 => {
+                    let (even, odd) = o.split_at_mut(LANES);
+                    for l in 0..LANES {
+                        even[l] = fp4(codes[l]) * scale;
+                        odd[l] = fp4(codes[l] >> 4) * scale;
+                    }
+                }
+            }
+        }
+        if !tail.is_empty() {
+            v.decode(r + i, k0 + whole * GROUP, tail);
+        }
+    }
+}
+
+/// A group's even columns, then its odd ones.
+#[inline(always)]
+fn split(out: &mut [f32; GROUP], value: impl Fn(usize) -> f32) {
+    for l in 0..LANES {
+        out[l] = value(2 * l);
+        out[LANES + l] = value(2 * l + 1);
+    }
 }
 
 /// `quantise::load_fp8`.

@@ -20,13 +20,14 @@ mod kernels;
 mod linear;
 mod order;
 mod portable;
-mod tables;
 mod team;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod tables;
 
 pub use attention::{Attention, IndexQueries, Slot};
 pub use backend::Cpu;

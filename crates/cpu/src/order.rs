@@ -9,9 +9,9 @@
 //!
 //! A scale is a power of two, so it may multiply the activations, the codes or the finished sum instead of the weight:
 //! rounding commutes with powers of two as long as no value is subnormal or overflows. Where all activations lie in
-//! [`in_window`], all scales in [`SCALES`] and K is at most [`LONGEST`], no value can be: products are multiples of
-//! 2^-113 (2^-40 of the scale, 2^-9 of the code, 2^-40 and 23 bits more of the activation, one more bit to spare), so that
-//! every sum is zero or normal, and no sum exceeds 2^(40 + 9 + 41 + 20). Kernels move the scales only under this
+//! [`in_window`], all scales in 2^-40 to 2^40 and K is at most [`LONGEST`], no value can be: products are multiples of
+//! 2^-113 (2^-40 of the scale, 2^-9 of the code, 2^-40 and 23 bits more of the activation, one more bit to spare), so
+//! that every sum is zero or normal, and no sum exceeds 2^(40 + 9 + 41 + 20). Kernels move the scales only under this
 //! condition and else take the exact weight; both give the same bits.
 
 use checkpoint::{Form, Weight};
@@ -61,24 +61,8 @@ pub(crate) fn reduce(a: &[f32; LANES]) -> f32 {
     if y.is_nan() { f32::NAN } else { y }
 }
 
-/// Scale bytes of the window: 2^-40 to 2^40.
-pub(crate) const SCALES: std::ops::RangeInclusive<u8> = 87..=167;
-
 /// Most columns of the window.
 pub(crate) const LONGEST: usize = 1 << 20;
-
-/// Smallest and largest of some scale bytes.
-#[inline(always)]
-pub(crate) fn scale_range(scale: &[u8]) -> std::ops::RangeInclusive<u8> {
-    let (low, high) = scale.iter().fold((255, 0), |(l, h), s| (*s.min(&l), *s.max(&h)));
-    low..=high
-}
-
-/// Whether scales of such a range may be moved.
-#[inline(always)]
-pub(crate) fn movable(range: &std::ops::RangeInclusive<u8>) -> bool {
-    range.is_empty() || (SCALES.contains(range.start()) && SCALES.contains(range.end()))
-}
 
 /// Whether `x` is zero or of magnitude 2^-40 up to 2^41.
 #[inline(always)]
@@ -147,21 +131,6 @@ impl<'a> View<'a> {
             Form::Fp8Block32 => &self.scale[r / GROUP * self.groups..][..self.groups],
             Form::Fp8Row32 | Form::Fp4Row32 => &self.scale[r * self.groups..][..self.groups],
         }
-    }
-
-    /// The range of the scales of rows `r..r + n`; empty for plain forms.
-    #[inline(always)]
-    pub(crate) fn scale_range(&self, r: usize, n: usize) -> std::ops::RangeInclusive<u8> {
-        scale_range(match self.form {
-            Form::F32 | Form::Bf16 => &[],
-            Form::Fp8Block32 => &self.scale[r / GROUP * self.groups..(r + n).div_ceil(GROUP) * self.groups],
-            Form::Fp8Row32 | Form::Fp4Row32 => &self.scale[r * self.groups..(r + n) * self.groups],
-        })
-    }
-
-    /// Whether a code of row `r` is a NaN of E4M3.
-    pub(crate) fn has_nan(&self, r: usize) -> bool {
-        self.row(r).iter().any(|c| c & 0x7f == 0x7f)
     }
 
     /// Decodes columns `k0..k0 + out.len()` of row `r`, laid out, zeros beyond the last column. `k0` is a multiple of

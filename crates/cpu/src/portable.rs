@@ -30,26 +30,42 @@ pub(crate) const KERNELS: Kernels = Kernels {
 body::kernels!();
 
 fn decode(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) {
-    for (i, out) in out.chunks_exact_mut(kn).enumerate() {
-        v.decode(r + i, k0, out);
-    }
+    body::decode(v, r, k0, kn, out);
 }
 
 unsafe fn tile(t: &Tile, m: usize, n: usize) {
-    for i in 0..m {
-        for j in 0..n {
-            // SAFETY: the caller gives `m` and `n` rows of `steps` lines and 16 lanes per output.
-            unsafe {
-                let lanes = &mut *t.acc.add(i * t.acc_stride + j * LANES).cast::<[f32; LANES]>();
-                let mut acc = if t.first { [0.0; LANES] } else { *lanes };
-                for s in 0..t.steps {
-                    let x = &*t.x.add(i * t.x_stride + s * LANES).cast::<[f32; LANES]>();
+    // SAFETY: the caller gives `m` and `n` rows of `steps` lines and 16 lanes per output.
+    unsafe {
+        match (m, n) {
+            (2, 2) => tile_mn::<2, 2>(t),
+            (1, 2) => tile_mn::<1, 2>(t),
+            (2, 1) => tile_mn::<2, 1>(t),
+            _ => tile_mn::<1, 1>(t),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn tile_mn<const M: usize, const N: usize>(t: &Tile) {
+    // SAFETY: as for `tile`.
+    unsafe {
+        let at = |i, j| t.acc.add(i * t.acc_stride + j * LANES).cast::<[f32; LANES]>();
+        let mut acc: [[[f32; LANES]; N]; M] =
+            std::array::from_fn(|i| std::array::from_fn(|j| if t.first { [0.0; LANES] } else { *at(i, j) }));
+        for s in 0..t.steps {
+            for i in 0..M {
+                let x = &*t.x.add(i * t.x_stride + s * LANES).cast::<[f32; LANES]>();
+                for j in 0..N {
                     let w = &*t.w.add(j * t.w_stride + s * LANES).cast::<[f32; LANES]>();
                     for l in 0..LANES {
-                        acc[l] = w[l].mul_add(x[l], acc[l]);
+                        acc[i][j][l] = w[l].mul_add(x[l], acc[i][j][l]);
                     }
                 }
-                *lanes = acc;
+            }
+        }
+        for i in 0..M {
+            for j in 0..N {
+                *at(i, j) = acc[i][j];
             }
         }
     }

@@ -1,9 +1,46 @@
-//! What the vector decoders look up.
+//! What the x86 decoders look up, and when they may move a scale (see `order`).
+
+use std::ops::RangeInclusive;
+
+use checkpoint::Form;
 
 use crate::{
     kernels::Line,
-    order::{GROUP, SCALES, View},
+    order::{GROUP, View},
 };
+
+/// Scale bytes of the window: 2^-40 to 2^40.
+const SCALES: RangeInclusive<u8> = 87..=167;
+
+/// Smallest and largest of some scale bytes.
+#[inline(always)]
+pub(crate) fn scale_range(scale: &[u8]) -> RangeInclusive<u8> {
+    let (low, high) = scale.iter().fold((255, 0), |(l, h), s| (*s.min(&l), *s.max(&h)));
+    low..=high
+}
+
+/// Whether scales of such a range may be moved.
+#[inline(always)]
+pub(crate) fn movable(range: &RangeInclusive<u8>) -> bool {
+    range.is_empty() || (SCALES.contains(range.start()) && SCALES.contains(range.end()))
+}
+
+impl View<'_> {
+    /// The range of the scales of rows `r..r + n`; empty for plain forms.
+    #[inline(always)]
+    pub(crate) fn scale_range(&self, r: usize, n: usize) -> RangeInclusive<u8> {
+        scale_range(match self.form {
+            Form::F32 | Form::Bf16 => &[],
+            Form::Fp8Block32 => &self.scale[r / GROUP * self.groups..(r + n).div_ceil(GROUP) * self.groups],
+            Form::Fp8Row32 | Form::Fp4Row32 => &self.scale[r * self.groups..(r + n) * self.groups],
+        })
+    }
+
+    /// Whether a code of row `r` is a NaN of E4M3.
+    pub(crate) fn has_nan(&self, r: usize) -> bool {
+        self.row(r).iter().any(|c| c & 0x7f == 0x7f)
+    }
+}
 
 /// 2^(byte - 127), for bytes of the window.
 #[inline(always)]

@@ -13,6 +13,8 @@ enum Scales {
     Usual,
     /// Every byte but NaN: products overflow and become subnormal.
     All,
+    /// So many bytes from the given one.
+    From(u8, u8),
 }
 
 fn weight(form: Form, rows: usize, cols: usize, scales: Scales, seed: u64) -> Weight {
@@ -35,6 +37,7 @@ fn weight(form: Form, rows: usize, cols: usize, scales: Scales, seed: u64) -> We
         .map(|i| match scales {
             Scales::Usual => 121 + (t.word(i as u64) % 8) as u8,
             Scales::All => (t.word(i as u64) % 255) as u8,
+            Scales::From(low, count) => low + (t.word(i as u64) % u64::from(count)) as u8,
         })
         .collect();
     Weight::new("w", form, rows, cols, Bytes::copied(&data), Bytes::copied(&scale)).expect("weight")
@@ -209,6 +212,30 @@ fn extreme_activations_take_the_exact_path() {
                     let one = linear(&e, &w, &x[r * cols..][..cols], 1);
                     assert!(bits(&one) == want[r * 40..][..40], "{} {} row {r}", isa.name(), form.name());
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn moved_scales_leave_no_trace() {
+    // The kernels move scales between 2^-40 and 2^40 off the weights, fp4 where they span at most 26 binades: at the
+    // ends of that, with activations from 2^-40 to 2^40, one row must still have the bits of decoded weights.
+    let (rows, cols) = (40, 200);
+    let s = Stream::new("magnitude", 7);
+    let mut x = activations(cols, 81);
+    for (i, v) in x.iter_mut().enumerate() {
+        let magnitude = v.abs().clamp(1.0, 1.99) * 2f32.powi((s.word(i as u64) % 81) as i32 - 40);
+        *v = magnitude.copysign(*v);
+    }
+    for form in FORMS {
+        for (low, count) in [(87, 1), (87, 27), (87, 28), (141, 27), (167, 1), (87, 81), (86, 3), (166, 3)] {
+            let w = weight(form, rows, cols, Scales::From(low, count), 82);
+            let want = bits(&linear(&engine(1, Isa::Portable), &w, &x, 1));
+            assert!(want.iter().all(|v| f32::from_bits(*v).is_finite()));
+            for isa in Isa::available() {
+                let y = bits(&linear(&engine(1, isa), &w, &x, 1));
+                assert!(y == want, "{} {} scales from {low}, {count} of them", isa.name(), form.name());
             }
         }
     }
