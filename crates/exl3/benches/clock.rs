@@ -1,27 +1,17 @@
-// Time of the calling thread on a core, so that other work on the machine does not count.
+// Timing on a machine that others use too.
 
-/// Seconds that this thread has run; Linux counts them in steps of a few milliseconds, elsewhere wall time is used.
-pub fn seconds() -> f64 {
-    static START: std::sync::LazyLock<std::time::Instant> = std::sync::LazyLock::new(std::time::Instant::now);
-    let run = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-    let run = run.and_then(|s| s.split(' ').next().and_then(|n| n.parse::<f64>().ok()));
-    run.map_or_else(|| START.elapsed().as_secs_f64(), |nanoseconds| nanoseconds * 1e-9)
-}
+use std::time::{Duration, Instant};
 
-/// Least seconds per call over `trials` trials that each last at least `least` seconds.
-pub fn best(trials: usize, least: f64, mut call: impl FnMut()) -> f64 {
-    let mut best = f64::INFINITY;
-    for _ in 0..trials {
-        let (start, mut calls) = (seconds(), 0.0);
-        let elapsed = loop {
-            call();
-            calls += 1.0;
-            let elapsed = seconds() - start;
-            if elapsed >= least {
-                break elapsed;
-            }
-        };
-        best = best.min(elapsed / calls);
+/// Seconds of the fastest call, of at least `calls` in at least `least` seconds: short calls find moments that nothing else
+/// disturbs.
+pub fn best(calls: usize, least: f64, mut call: impl FnMut()) -> f64 {
+    let (mut best, start) = (Duration::MAX, Instant::now());
+    let mut done = 0;
+    while done < calls || start.elapsed().as_secs_f64() < least {
+        let begin = Instant::now();
+        call();
+        best = best.min(begin.elapsed());
+        done += 1;
     }
-    best
+    best.as_secs_f64()
 }

@@ -30,7 +30,7 @@ fn main() {
                 let Ok(rate) = Rate::from_bits(bits) else { continue };
                 let search = Search::new(rate, Codebook::Mul1, costs, context);
                 let mut scratch = search.scratch();
-                let time = clock::best(3, 0.1, || {
+                let time = clock::best(10, 0.2, || {
                     std::hint::black_box(search.pair([&tiles[0], &tiles[1]], &mut scratch));
                 });
                 let rate = 2.0 / time;

@@ -121,6 +121,11 @@ pub enum Error {
         /// `suh` or `svh`.
         what: &'static str,
     },
+    /// Rows arranged for another layer.
+    #[error(
+        "the rows were arranged for another rate, codebook or width than this layer's; arrange them anew"
+    )]
+    OtherLayer,
     /// The Hessian cannot be factored.
     #[error(
         "Hessian of {features} features is not positive definite even after damping; use more calibration rows"

@@ -20,21 +20,18 @@ pub const fn ring_position(row: usize, column: usize) -> usize {
 /// If `bytes` has another length.
 pub fn unpack(rate: Rate, bytes: &[u8]) -> [u16; TILE] {
     assert_eq!(bytes.len(), rate.tile_bytes(), "bytes of one tile");
-    let words = bytes.as_chunks::<4>().0;
-    let word = |i: usize| u64::from(u32::from_le_bytes(words[i]));
-    let mut states = [0; TILE];
     // The ring is closed: position 0 takes its upper bits from the end of the stream.
-    let mut state = word(rate.words() - 1) as u16;
-    let mut start = 0;
-    for (i, out) in states.iter_mut().enumerate() {
-        let new = rate.new_bits(i);
-        let pair = word(start / 32) << 32 | word((start / 32 + 1) % rate.words());
-        let bits = (pair << (start % 32)) >> (64 - new);
-        state = ((u32::from(state) << new) | bits as u32) as u16;
-        *out = state;
-        start += new;
+    let mut ring = [0u32; 2 + 64];
+    let count = rate.words();
+    for (word, bytes) in ring[1..].iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(*bytes);
     }
-    states
+    ring[0] = ring[count];
+    std::array::from_fn(|i| {
+        let start = rate.end(i) + 16; // 16 bits before its end, one word further on
+        let pair = u64::from(ring[start / 32]) << 32 | u64::from(ring[start / 32 + 1]);
+        ((pair << (start % 32)) >> 48) as u16
+    })
 }
 
 /// Packs the low bits of 256 states into [`Rate::tile_bytes`] bytes, the inverse of [`unpack`] for a closed ring.

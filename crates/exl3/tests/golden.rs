@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Golden, codebook, halves, meta, nrms, relative_max, sha256};
-use exl3::{Arithmetic, Codebook, Linear, Trellis, reference, rotate_input, trellis};
+use exl3::{Arithmetic, Codebook, Isa, Linear, Rows, Trellis, reference, rotate_input, row_major, trellis};
 
 const FILES: [(&str, &str); 2] = [("linear.safetensors", "x_128"), ("linear_256x384.safetensors", "x_256")];
 
@@ -103,6 +103,39 @@ fn source_linear_matches_the_fp32_kernel() {
     });
 }
 
+/// y = x W by the kernels of one instruction set.
+fn by_kernel(isa: Isa, layer: &Linear<'_>, x: &[f32], arithmetic: Arithmetic) -> Vec<f32> {
+    let mut xh = vec![0.0; x.len()];
+    rotate_input(x, layer.suh(), arithmetic, &mut xh).unwrap();
+    let rows =
+        Rows::with_isa(isa, &xh, layer.in_features(), layer.trellis().rate(), layer.codebook()).unwrap();
+    let mut y = vec![0.0; rows.count() * layer.out_features()];
+    layer.multiply(&rows, 0..layer.blocks(), &mut y).unwrap();
+    row_major(&y, rows.count())
+}
+
+#[test]
+fn kernels_match_the_fp32_kernel_and_the_expanded_weights() {
+    each_layer(|golden, name, layer, x| {
+        let (x, want) = (golden.f16(x), golden.f32(&format!("{name}.y_f32")));
+        let (w, columns) = (reference::weight(&layer), layer.out_features());
+        let mut expanded = Vec::with_capacity(want.len());
+        for x in x.chunks_exact(layer.in_features()) {
+            let column =
+                |c: usize| x.iter().zip(w[c..].iter().step_by(columns)).map(|(x, w)| f64::from(x * w));
+            expanded.extend((0..columns).map(|c| column(c).sum::<f64>() as f32));
+        }
+        for isa in Isa::available() {
+            let error = relative_max(&by_kernel(isa, &layer, &x, Arithmetic::Source), &want);
+            // Two f32 summation orders of the same exact products.
+            assert!(error <= 1e-6, "{isa:?} {name}: {error:e}");
+            let error = nrms(&by_kernel(isa, &layer, &x, Arithmetic::Exact), &expanded);
+            // f32 roundings of the rotations and of the sums on one side, of W's elements on the other.
+            assert!(error < 1e-6, "{isa:?} {name}: {error:e} of W in float32");
+        }
+    });
+}
+
 #[test]
 fn exact_linear_differs_by_the_rounding_of_the_rotated_input() {
     each_layer(|golden, name, layer, x| {
@@ -139,7 +172,9 @@ fn whole_weight_matches() {
 #[test]
 fn fused_moe_matches() {
     let golden = Golden::open("moe.safetensors");
-    for case in ["moe.mul1.gu2.d3", "moe.mcg.gu3.d2"] {
+    let by: Vec<Option<Isa>> = Isa::available().into_iter().map(Some).chain([None]).collect();
+    let cases = ["moe.mul1.gu2.d3", "moe.mcg.gu3.d2"];
+    for (case, isa) in cases.iter().flat_map(|c| by.iter().map(move |i| (c, *i))) {
         let of = |field: &str| format!("{case}.{field}");
         let (x, select, route) = (golden.f16(&of("x")), golden.i64(&of("sel")), golden.f16(&of("rw")));
         let linear = |part: &str, expert: usize, x: &[f32]| {
@@ -151,7 +186,10 @@ fn fused_moe_matches() {
             let trellis = Trellis::new(part, &shape[1..], field("trellis")).unwrap();
             let codebook = if case.contains("mul1") { Codebook::Mul1 } else { Codebook::Mcg };
             let layer = Linear::new(part, trellis, field("suh"), field("svh"), codebook).unwrap();
-            reference::linear(&layer, x, Arithmetic::Exact).unwrap()
+            match isa {
+                None => reference::linear(&layer, x, Arithmetic::Exact).unwrap(),
+                Some(isa) => by_kernel(isa, &layer, x, Arithmetic::Exact),
+            }
         };
         let mut out = vec![0f32; x.len()];
         for token in 0..3 {
@@ -171,8 +209,8 @@ fn fused_moe_matches() {
         }
         // The fused kernel rounds to fp16 before each product: 7.5e-4 rms was measured for that.
         let error = nrms(&out, &golden.f32(&of("out_bsz3")));
-        assert!(error < 1e-3, "{case}: {error:e}");
+        assert!(error < 1e-3, "{isa:?} {case}: {error:e}");
         let error = nrms(&out[..256], &golden.f32(&of("out_bsz1")));
-        assert!(error < 1e-3, "{case}, one token: {error:e}");
+        assert!(error < 1e-3, "{isa:?} {case}, one token: {error:e}");
     }
 }

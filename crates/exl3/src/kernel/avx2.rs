@@ -1,0 +1,464 @@
+//! AVX2: sixteen windows in 16-bit lanes, the codebook's product in two halves, VCVTPH2PS for its fp16 numbers.
+
+use super::Source;
+use super::layout::Layout;
+use crate::rate::TILE;
+use crate::{Codebook as Code, Rate};
+use std::arch::x86_64::*;
+
+/// Groups of sixteen windows in a tile.
+const STEPS: usize = 16;
+
+/// What a decoder reads beside the trellis.
+#[repr(C, align(32))]
+pub(super) struct Tables {
+    /// Byte shuffles that bring windows into even and into odd 16-bit lanes (`Spread`), or into all (`Phases`: even).
+    even: [[u8; 32]; STEPS],
+    odd: [[u8; 32]; STEPS],
+    /// Bits by which the even lanes' fields move right and the odd lanes' left.
+    right: [[u32; 8]; STEPS],
+    left: [[u32; 8]; STEPS],
+    /// First words of the two 128-bit halves; -1: the last word of the tile and its first three.
+    base: [[i32; 2]; STEPS],
+    /// Ring position of each lane.
+    position: [[u8; 16]; STEPS],
+    /// Where the two vectors of a step go, in floats.
+    place: [[u16; 2]; STEPS],
+}
+
+/// 1, 2, 4 and 8 bits: windows lie at byte steps in four pairs of words, for each of 8 / bits shifts.
+fn phases(rate: Rate) -> Option<usize> {
+    [2, 4, 8, 16].contains(&rate.half_bits()).then(|| 16 / rate.half_bits())
+}
+
+/// Sixteen windows in a row lie within four words, up to 5 bits.
+fn one_load(rate: Rate) -> bool {
+    rate.half_bits() <= 10
+}
+
+impl Tables {
+    pub(super) fn new(rate: Rate, code: Code) -> (Tables, Layout) {
+        let mut t = Tables {
+            even: [[0; 32]; STEPS],
+            odd: [[0; 32]; STEPS],
+            right: [[0; 8]; STEPS],
+            left: [[0; 8]; STEPS],
+            base: [[0; 2]; STEPS],
+            position: [[0; 16]; STEPS],
+            place: [[0; 2]; STEPS],
+        };
+        for step in 0..STEPS {
+            match phases(rate) {
+                Some(phases) => {
+                    let bits = rate.half_bits() / 2;
+                    for lane in 0..16 {
+                        // Pair of words, then byte within it; the window ends in the pair's second word.
+                        let (pair, k) = (lane / 4, lane % 4);
+                        let (block, shift) = (step / phases, step % phases * bits + 8 * k);
+                        let within = (32 - shift) / bits - 1;
+                        t.position[step][lane] = ((4 * block + pair) * 32 / bits + within) as u8;
+                        let byte = (8 * (pair % 2) + k) as u8;
+                        t.even[step][2 * lane..2 * lane + 2].copy_from_slice(&[byte, byte + 1]);
+                    }
+                }
+                None => t.spread(rate, step, code),
+            }
+        }
+        let layout = Layout::new(8, &t.positions(code));
+        let code = if code == Code::Mul1 { MUL1 } else { MCG };
+        for (step, to) in layout.place.as_chunks::<2>().0.iter().enumerate() {
+            for half in 0..2 {
+                let (per, at) = place(windows(rate), code, step, half);
+                assert!(
+                    per == layout.per && per == layout.slots && at == usize::from(to[half]),
+                    "{rate} {step}"
+                );
+                t.place[step][half] = 8 * at as u16;
+            }
+        }
+        (t, layout)
+    }
+
+    fn spread(&mut self, rate: Rate, step: usize, code: Code) {
+        let start = |i: usize| rate.end(i) as i32 - 16;
+        for lane in 0..16 {
+            // MUL1's sums are interleaved to floats: swapping the middle quarters undoes it.
+            let i = if code == Code::Mul1 && (4..12).contains(&lane) { lane ^ 12 } else { lane };
+            self.position[step][lane] = (16 * step + i) as u8;
+        }
+        for half in 0..2 {
+            let lanes = 8 * half..8 * half + 8;
+            let reached = if one_load(rate) { 0..16 } else { lanes.clone() };
+            let first = reached.map(|l| start(usize::from(self.position[step][l]))).min().unwrap_or(0);
+            let base = first.div_euclid(32).min(rate.words() as i32 - 4);
+            self.base[step][half] = base;
+            for lane in lanes {
+                let begin = start(usize::from(self.position[step][lane])) - 32 * base;
+                // Four stream bytes that hold the window: it must end low in even lanes and begin high in odd ones.
+                let (byte, shuffle) = if lane % 2 == 0 {
+                    let last = (begin + 15) / 8;
+                    self.right[step][lane / 2] = (8 * (last + 1) - begin - 16) as u32;
+                    (last - 3, &mut self.even)
+                } else {
+                    self.left[step][lane / 2] = (begin % 8) as u32;
+                    (begin / 8, &mut self.odd)
+                };
+                for k in 0..4 {
+                    // Little-endian byte k of the lane is stream byte 3 - k; words are little-endian in memory.
+                    let from = byte + 3 - k as i32;
+                    let at = if (0..16).contains(&from) { from / 4 * 4 + 3 - from % 4 } else { 0x80 };
+                    shuffle[step][4 * (lane / 2) + k] = at as u8;
+                }
+            }
+        }
+    }
+
+    /// In the order in which the decoder stores them.
+    fn positions(&self, code: Code) -> Vec<usize> {
+        let order: [usize; 16] = std::array::from_fn(|l| match code {
+            Code::Mul1 => [0, 8, 4, 12][l / 4] + l % 4,
+            _ => l,
+        });
+        self.position.iter().flat_map(|p| order.map(|l| usize::from(p[l]))).collect()
+    }
+}
+
+const MCG: u8 = 0;
+const MUL1: u8 = 1;
+const THREE_INST: u8 = 2;
+
+/// Windows by shuffles and shifts from one load of four words, or from two.
+const ONE_LOAD: i32 = 0;
+const TWO_LOADS: i32 = -1;
+
+/// Decodes into floats.
+pub(super) type Decode = unsafe fn(&Tables, &Source, &mut [f32]);
+/// Decodes and multiplies one row: inputs, sums.
+pub(super) type Fused = unsafe fn(&Tables, &Source, &[f32], &mut [f32]);
+
+/// The functions of a rate and codebook.
+pub(super) fn functions(rate: Rate, code: Code) -> (Decode, Fused) {
+    macro_rules! pick {
+        ($($windows:pat => $bits:tt),*) => {
+            match (windows(rate), code) {
+                $(($windows, Code::Mcg) => (decode::<$bits, MCG>, fused::<$bits, MCG>),
+                ($windows, Code::Mul1) => (decode::<$bits, MUL1>, fused::<$bits, MUL1>),
+                ($windows, Code::ThreeInst) => (decode::<$bits, THREE_INST>, fused::<$bits, THREE_INST>),)*
+            }
+        };
+    }
+    pick!(1 => 1, 2 => 2, 4 => 4, 8 => 8, ONE_LOAD => ONE_LOAD, _ => TWO_LOADS)
+}
+
+/// The parameter WINDOWS of a rate.
+fn windows(rate: Rate) -> i32 {
+    phases(rate).map_or(if one_load(rate) { ONE_LOAD } else { TWO_LOADS }, |_| rate.half_bits() as i32 / 2)
+}
+
+/// Vectors per sum, and where vector `half` of a step goes among all: its sum's place times this plus its input vector's.
+const fn place(windows: i32, code: u8, step: usize, half: usize) -> (usize, usize) {
+    match windows {
+        1 => (4, 4 * (step / 8 * 4 + step / 4 % 2 * 2 + half) + step % 4),
+        2 if code == MUL1 => (8, 2 * step + half),
+        2 => (4, 4 * (step / 4 * 2 + half) + step % 4),
+        8 if code == MUL1 => (2, 2 * (step / 2 * 2 + half) + step % 2),
+        _ => (4, 2 * step + half),
+    }
+}
+
+/// fp16 halves of a tile, before they are added: low and high halves of sixteen weights in turn.
+#[repr(C, align(64))]
+struct Halves([u16; 2 * TILE]);
+
+/// Decodes `source.count` tiles into `out`, 256 floats each. WINDOWS: bits of a rate with [`phases`], or how to load.
+///
+/// # Safety
+/// The machine must have the features; `source` must describe tiles in memory; `tables` must be of its rate and code.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn decode<const WINDOWS: i32, const CODE: u8>(tables: &Tables, source: &Source, out: &mut [f32]) {
+    assert!(out.len() >= source.count * TILE);
+    let words = source.tile_bytes / 4;
+    let mut halves = Halves([0; 2 * TILE]);
+    let halves = halves.0.as_mut_ptr();
+    for i in 0..source.count {
+        source.prefetch(i);
+        // SAFETY: tile i is in memory; loads stay inside it (see `Tables::new` and `four_pairs`); places are below 256.
+        unsafe {
+            let tile = source.first.add(i * source.stride);
+            let to = out.as_mut_ptr().add(i * TILE);
+            let half_way = |state: __m256i, step: usize| {
+                let at = tables.place[step].map(usize::from);
+                if CODE == MUL1 {
+                    let [a, b] = mul1(state);
+                    _mm256_storeu_ps(to.add(at[0]), a);
+                    _mm256_storeu_ps(to.add(at[1]), b);
+                } else {
+                    let [low, high] = fp16_halves::<CODE>(state);
+                    _mm256_store_si256(halves.add(32 * step).cast(), low);
+                    _mm256_store_si256(halves.add(32 * step + 16).cast(), high);
+                }
+            };
+            if WINDOWS > 0 {
+                let phases = (8 / WINDOWS) as usize;
+                let shuffle = _mm256_load_si256(tables.even[0].as_ptr().cast());
+                for block in 0..STEPS / phases {
+                    let pairs = four_pairs(tile, words, block);
+                    for phase in 0..phases {
+                        let moved = _mm256_srl_epi64(pairs, _mm_cvtsi32_si128(phase as i32 * WINDOWS));
+                        half_way(_mm256_shuffle_epi8(moved, shuffle), block * phases + phase);
+                    }
+                }
+            } else {
+                half_way(spread_states::<WINDOWS, true>(tables, tile, words, 0), 0);
+                for step in 1..STEPS {
+                    half_way(spread_states::<WINDOWS, false>(tables, tile, words, step), step);
+                }
+            }
+            if CODE != MUL1 {
+                keep_in_memory(halves);
+                for step in 0..STEPS {
+                    let at = tables.place[step].map(usize::from);
+                    let [a, b] = fp16_sums(halves, step);
+                    _mm256_storeu_ps(to.add(at[0]), a);
+                    _mm256_storeu_ps(to.add(at[1]), b);
+                }
+            }
+        }
+    }
+}
+
+/// Expands `$do!(0)` to `$do!(15)`.
+macro_rules! each_step {
+    ($do:ident) => {
+        $do!(0);
+        $do!(1);
+        $do!(2);
+        $do!(3);
+        $do!(4);
+        $do!(5);
+        $do!(6);
+        $do!(7);
+        $do!(8);
+        $do!(9);
+        $do!(10);
+        $do!(11);
+        $do!(12);
+        $do!(13);
+        $do!(14);
+        $do!(15);
+    };
+}
+
+/// Decodes `source.count` tiles and adds their products with one row's inputs `x` to `sums`, in the order of `apply`.
+///
+/// # Safety
+/// As [`decode`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn fused<const WINDOWS: i32, const CODE: u8>(
+    tables: &Tables,
+    source: &Source,
+    x: &[f32],
+    sums: &mut [f32],
+) {
+    let per = const { place(WINDOWS, CODE, 0, 0).0 };
+    assert!(x.len() >= source.count * per * 8 && sums.len() == TILE / per);
+    let words = source.tile_bytes / 4;
+    let mut halves = Halves([0; 2 * TILE]);
+    let halves = halves.0.as_mut_ptr();
+    // SAFETY: tile i is in memory; loads stay inside it; inputs and sums were checked above.
+    unsafe {
+        let sums = sums.as_mut_ptr();
+        for i in 0..source.count {
+            source.prefetch(i);
+            let tile = source.first.add(i * source.stride);
+            let x = x.as_ptr().add(i * per * 8);
+            macro_rules! add {
+                ($step:literal, $half:literal, $value:expr) => {
+                    let at = const { place(WINDOWS, CODE, $step, $half) };
+                    let x = _mm256_loadu_ps(x.add(at.1 % at.0 * 8));
+                    let sum = sums.add(at.1 / at.0 * 8);
+                    _mm256_storeu_ps(sum, _mm256_fmadd_ps($value, x, _mm256_loadu_ps(sum)));
+                };
+            }
+            let mut pairs = _mm256_setzero_si256();
+            macro_rules! product {
+                ($step:literal) => {
+                    let state = if WINDOWS > 0 {
+                        let phases = (8 / WINDOWS) as usize;
+                        if $step % phases == 0 {
+                            pairs = four_pairs(tile, words, $step / phases);
+                        }
+                        let moved =
+                            _mm256_srl_epi64(pairs, _mm_cvtsi32_si128(($step % phases) as i32 * WINDOWS));
+                        _mm256_shuffle_epi8(moved, _mm256_load_si256(tables.even[0].as_ptr().cast()))
+                    } else {
+                        spread_states::<WINDOWS, { $step == 0 }>(tables, tile, words, $step)
+                    };
+                    if CODE == MUL1 {
+                        let [a, b] = mul1(state);
+                        add!($step, 0, a);
+                        add!($step, 1, b);
+                    } else {
+                        let [low, high] = fp16_halves::<CODE>(state);
+                        _mm256_store_si256(halves.add(32 * $step).cast(), low);
+                        _mm256_store_si256(halves.add(32 * $step + 16).cast(), high);
+                    }
+                };
+            }
+            // A few steps in a row add to one sum: sums live in memory between, registers hold constants.
+            keep_in_memory(sums);
+            each_step!(product);
+            if CODE != MUL1 {
+                keep_in_memory(halves);
+                macro_rules! finish {
+                    ($step:literal) => {
+                        let [a, b] = fp16_sums(halves, $step);
+                        add!($step, 0, a);
+                        add!($step, 1, b);
+                    };
+                }
+                each_step!(finish);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `tile` must point to the tile's words; FIRST for step 0, whose windows begin at the end of the ring.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn spread_states<const WINDOWS: i32, const FIRST: bool>(
+    tables: &Tables,
+    tile: *const u8,
+    words: usize,
+    step: usize,
+) -> __m256i {
+    // SAFETY: bases lie at least four words before the tile's end; only step 0 has negative ones.
+    unsafe {
+        let part = |half: usize| {
+            let base = tables.base[step][half];
+            if FIRST && base < 0 {
+                last_first(tile, words)
+            } else {
+                _mm_loadu_si128(tile.offset(4 * base as isize).cast())
+            }
+        };
+        let data = if WINDOWS == ONE_LOAD {
+            _mm256_broadcastsi128_si256(part(0))
+        } else {
+            _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(part(0)), part(1))
+        };
+        let bytes = |t: &[[u8; 32]; STEPS]| _mm256_load_si256(t[step].as_ptr().cast());
+        let counts = |t: &[[u32; 8]; STEPS]| _mm256_load_si256(t[step].as_ptr().cast());
+        let even = _mm256_shuffle_epi8(data, bytes(&tables.even));
+        let odd = _mm256_shuffle_epi8(data, bytes(&tables.odd));
+        let (even, odd) =
+            (_mm256_srlv_epi32(even, counts(&tables.right)), _mm256_sllv_epi32(odd, counts(&tables.left)));
+        _mm256_blend_epi16::<0xAA>(even, odd)
+    }
+}
+
+/// The last word of a tile, then its first three.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn last_first(tile: *const u8, words: usize) -> __m128i {
+    // SAFETY: a tile has at least 8 words.
+    unsafe {
+        let last = _mm_loadu_si128(tile.add(4 * words - 16).cast());
+        _mm_alignr_epi8::<12>(_mm_loadu_si128(tile.cast()), last)
+    }
+}
+
+/// The pairs of words (4b - 1, 4b), (4b, 4b + 1), .., the first in the high half.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn four_pairs(tile: *const u8, words: usize, block: usize) -> __m256i {
+    // SAFETY: eight words from word 4b - 4 exist for b > 0, and the first eight always.
+    unsafe {
+        if block == 0 {
+            let first = _mm256_loadu_si256(tile.cast());
+            let pairs = _mm256_permutevar8x32_epi32(first, _mm256_setr_epi32(0, 0, 1, 0, 2, 1, 3, 2));
+            let last = tile.add(4 * words - 4).cast::<i32>().read_unaligned();
+            _mm256_blend_epi32::<2>(pairs, _mm256_set1_epi32(last))
+        } else {
+            let eight = _mm256_loadu_si256(tile.add(16 * (block - 1)).cast());
+            _mm256_permutevar8x32_epi32(eight, _mm256_setr_epi32(4, 3, 5, 4, 6, 5, 7, 6))
+        }
+    }
+}
+
+/// Product of sixteen states with the multiplier, low and high halves.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn product<const CODE: u8>(state: __m256i) -> [__m256i; 2] {
+    use crate::Codebook::{Mcg, Mul1, ThreeInst};
+    let multiplier = match CODE {
+        MCG => Mcg.multiplier(),
+        MUL1 => Mul1.multiplier(),
+        _ => ThreeInst.multiplier(),
+    };
+    let m0 = _mm256_set1_epi16(multiplier as i16);
+    let m1 = _mm256_set1_epi16((multiplier >> 16) as i16);
+    let low = _mm256_mullo_epi16(state, m0);
+    let high = _mm256_add_epi16(_mm256_mulhi_epu16(state, m0), _mm256_mullo_epi16(state, m1));
+    if CODE != THREE_INST {
+        return [low, high];
+    }
+    // A 32-bit addition in halves; the carry is where the low sum wrapped.
+    let add = _mm256_set1_epi16(ThreeInst.increment() as i16);
+    let sum = _mm256_add_epi16(low, add);
+    let kept = _mm256_cmpeq_epi16(_mm256_max_epu16(sum, add), sum);
+    let high = _mm256_add_epi16(high, _mm256_set1_epi16((ThreeInst.increment() >> 16) as i16 + 1));
+    [sum, _mm256_add_epi16(high, kept)]
+}
+
+/// Sixteen MUL1 values: those of the first four states of each 128 bits, then of the others.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn mul1(state: __m256i) -> [__m256; 2] {
+    let [low, high] = product::<MUL1>(state);
+    let one = _mm256_set1_epi8(1);
+    let sum = _mm256_add_epi16(_mm256_maddubs_epi16(low, one), _mm256_maddubs_epi16(high, one));
+    let exponent = _mm256_set1_epi16(0x4B00);
+    let slope = _mm256_set1_ps(crate::codebook::MUL1_SLOPE);
+    let offset = _mm256_set1_ps(crate::codebook::MUL1_OFFSET - 8_388_608.0 * crate::codebook::MUL1_SLOPE);
+    // 2^23 + byte sum as a float; slope and offset make it the exact value.
+    let value = |bits| round(_mm256_fmadd_ps(_mm256_castsi256_ps(bits), slope, offset));
+    [value(_mm256_unpacklo_epi16(sum, exponent)), value(_mm256_unpackhi_epi16(sum, exponent))]
+}
+
+/// The fp16 numbers whose sums are the values of sixteen MCG or 3INST states.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fp16_halves<const CODE: u8>(state: __m256i) -> [__m256i; 2] {
+    let mask = _mm256_set1_epi16(0x8FFFu16 as i16);
+    let bits = _mm256_set1_epi16(0x3B60);
+    product::<CODE>(state).map(|half| _mm256_xor_si256(_mm256_and_si256(half, mask), bits))
+}
+
+/// Their sums, eight and eight, from memory: the conversions' loads spare a shuffle each.
+///
+/// # Safety
+/// `halves` must have 512 numbers.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn fp16_sums(halves: *const u16, step: usize) -> [__m256; 2] {
+    // SAFETY: 32 numbers for each of 16 steps.
+    let eight = |n: usize| unsafe { _mm256_cvtph_ps(_mm_load_si128(halves.add(32 * step + 8 * n).cast())) };
+    [round(_mm256_add_ps(eight(0), eight(2))), round(_mm256_add_ps(eight(1), eight(3)))]
+}
+
+/// Keeps the compiler from forwarding registers to later loads.
+#[inline(always)]
+fn keep_in_memory<T>(data: *mut T) {
+    // SAFETY: no instruction.
+    unsafe { std::arch::asm!("/* {0} */", in(reg) data, options(nostack, preserves_flags)) };
+}
+
+/// To fp16, nearest even, by Veltkamp's split: no value of a codebook is subnormal there.
+#[target_feature(enable = "avx2,fma")]
+#[inline]
+fn round(v: __m256) -> __m256 {
+    let split = _mm256_set1_ps(8192.0);
+    _mm256_fnmadd_ps(v, split, _mm256_fmadd_ps(v, split, v))
+}
