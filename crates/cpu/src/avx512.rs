@@ -272,6 +272,7 @@ unsafe fn gemv(v: &View, r: usize, x: &[f32], scratch: &mut Buffer, out: &mut [f
             }
             Form::Fp8Row32 => gemv_form::<Fp8<true>>(v, r, x, true, out),
             Form::Fp4Row32 => gemv_form::<Fp4>(v, r, x, true, out),
+            Form::Exl3 => unreachable!("no View is made of EXL3"),
         }
     }
     true
@@ -323,6 +324,7 @@ fn decode(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) {
             Form::Bf16 => decode_form::<Bf16>(v, r, k0, kn, out),
             Form::Fp8Block32 | Form::Fp8Row32 => decode_form::<Fp8<true>>(v, r, k0, kn, out),
             Form::Fp4Row32 => decode_form::<Fp4>(v, r, k0, kn, out),
+            Form::Exl3 => unreachable!("no View is made of EXL3"),
         }
     }
 }

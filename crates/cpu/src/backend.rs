@@ -192,10 +192,12 @@ impl Backend for Cpu {
     }
 
     fn load(&self, weight: &Weight) -> Result<Weight, DeviceError> {
+        ops::refuse_exl3(self.name(), [weight])?;
         Ok(weight.clone())
     }
 
     fn load_experts(&self, experts: Vec<ExpertWeights>) -> Result<Vec<ExpertWeights>, DeviceError> {
+        ops::refuse_exl3(self.name(), experts.iter().flat_map(|e| [&e.gate, &e.up, &e.down]))?;
         Ok(experts)
     }
 

@@ -210,6 +210,7 @@ fn weights(case: Case) -> Vec<Weight> {
         Form::Fp8Block32 | Form::Fp8Row32 => (0..(count * len).div_ceil(8))
             .flat_map(|i| s.word(i as u64).to_le_bytes().map(|c| if c & 0x7f == 0x7f { c ^ 1 } else { c }))
             .collect(),
+        Form::Exl3 => unreachable!("no case of the list is EXL3"),
         Form::Fp4Row32 => {
             (0..(count * len).div_ceil(8)).flat_map(|i| s.word(i as u64).to_le_bytes()).collect()
         }

@@ -57,6 +57,7 @@ pub(crate) fn decode(v: &View, r: usize, k0: usize, kn: usize, out: &mut [f32]) 
                     split(o, |k| bf16::from_bits(u16::from_le_bytes([codes[2 * k], codes[2 * k + 1]])))
                 }
                 Form::Fp8Block32 | Form::Fp8Row32 => split(o, |k| fp8(codes[k]) * scale),
+                Form::Exl3 => unreachable!("no View is made of EXL3"),
                 Form::Fp4Row32 => {
                     let (even, odd) = o.split_at_mut(LANES);
                     for l in 0..LANES {

@@ -115,7 +115,8 @@ pub(crate) struct View<'a> {
 impl<'a> View<'a> {
     pub(crate) fn new(w: &'a Weight) -> Self {
         let (form, rows, cols) = (w.form(), w.rows(), w.cols());
-        let row_bytes = form.data_len(1, cols).expect("Weight::new checked the shape");
+        let row_bytes =
+            form.data_len(1, cols).expect("a form whose shape says its bytes: EXL3 has kernels of its own");
         Self { form, rows, cols, groups: cols.div_ceil(GROUP), row_bytes, data: w.data(), scale: w.scale() }
     }
 
@@ -130,6 +131,7 @@ impl<'a> View<'a> {
             Form::F32 | Form::Bf16 => &[],
             Form::Fp8Block32 => &self.scale[r / GROUP * self.groups..][..self.groups],
             Form::Fp8Row32 | Form::Fp4Row32 => &self.scale[r * self.groups..][..self.groups],
+            Form::Exl3 => unreachable!("no View is made of EXL3"),
         }
     }
 
@@ -144,6 +146,7 @@ impl<'a> View<'a> {
                 Form::F32 => f32::from_le_bytes([row[4 * k], row[4 * k + 1], row[4 * k + 2], row[4 * k + 3]]),
                 Form::Bf16 => bf16::from_bits(u16::from_le_bytes([row[2 * k], row[2 * k + 1]])),
                 Form::Fp8Block32 | Form::Fp8Row32 => e4m3::decode(row[k]) * e8m0::decode(scales[k / GROUP]),
+                Form::Exl3 => unreachable!("no View is made of EXL3"),
                 Form::Fp4Row32 => e2m1::decode(row[k / 2] >> (4 * (k & 1))) * e8m0::decode(scales[k / GROUP]),
             };
         }

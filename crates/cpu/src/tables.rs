@@ -33,6 +33,7 @@ impl View<'_> {
             Form::F32 | Form::Bf16 => &[],
             Form::Fp8Block32 => &self.scale[r / GROUP * self.groups..(r + n).div_ceil(GROUP) * self.groups],
             Form::Fp8Row32 | Form::Fp4Row32 => &self.scale[r * self.groups..(r + n) * self.groups],
+            Form::Exl3 => unreachable!("no View is made of EXL3"),
         })
     }
 

@@ -26,6 +26,7 @@ fn weight(form: Form, rows: usize, cols: usize, scales: Scales, seed: u64) -> We
             (0..rows * cols).flat_map(|i| numerics::bf16::to_bits(s.normal(i as u64)).to_le_bytes()).collect()
         }
         Form::Fp4Row32 => (0..n).map(|i| s.word(i as u64) as u8).collect(),
+        Form::Exl3 => unreachable!("FORMS has none"),
         // No NaN codes here.
         Form::Fp8Block32 | Form::Fp8Row32 => {
             (0..n).map(|i| s.word(i as u64) as u8).map(|c| if c & 0x7f == 0x7f { c ^ 1 } else { c }).collect()

@@ -49,6 +49,7 @@ impl Error {
             Error::Checkpoint(e) | Error::Model(model::Error::Checkpoint(e)) => e.exit_code(),
             Error::Text(_) | Error::Model(model::Error::TokenMap { .. }) => 4,
             Error::Request(_) | Error::TooLong { .. } | Error::EmptyPrompt => 4,
+            Error::Model(model::Error::Device(e)) if e.refused => 3,
             Error::Model(model::Error::Device(_)) | Error::Sampler(_) | Error::CacheDir(_) => 6,
             Error::Model(model::Error::Replay(_)) => 3,
             Error::Model(_) => 4,

@@ -5,15 +5,21 @@ use crate::rate::TILE;
 use crate::trellis::row_column;
 use crate::{Arithmetic, Error, Linear, rotate_input};
 use half::f16;
+use std::ops::Range;
 
 /// What: the decoded trellis in the rotated basis, (in, out) row-major, every value an fp16.
 pub fn inner(linear: &Linear<'_>) -> Vec<f32> {
-    let (rows, columns) = (linear.in_features(), linear.out_features());
+    inner_columns(linear, 0..linear.out_features() / 16)
+}
+
+/// As [`inner`], of the tile columns `tiles` alone.
+fn inner_columns(linear: &Linear<'_>, tiles: Range<usize>) -> Vec<f32> {
+    let (rows, columns) = (linear.in_features(), 16 * tiles.len());
     let table = linear.codebook().table();
     let mut inner = vec![0.0; rows * columns];
     for a in 0..rows / 16 {
-        for b in 0..columns / 16 {
-            let states = linear.trellis().states(a, b);
+        for (b, tile) in tiles.clone().enumerate() {
+            let states = linear.trellis().states(a, tile);
             for i in 0..TILE {
                 let (row, column) = row_column(i);
                 inner[(16 * a + row) * columns + 16 * b + column] = table[usize::from(states[i])];
@@ -25,10 +31,23 @@ pub fn inner(linear: &Linear<'_>) -> Vec<f32> {
 
 /// The whole W (in, out), row-major: computed in f64 and rounded once to f32.
 pub fn weight(linear: &Linear<'_>) -> Vec<f32> {
-    let (rows, columns) = (linear.in_features(), linear.out_features());
-    let mut w: Vec<f64> = inner(linear).into_iter().map(f64::from).collect();
+    columns(linear, 0..linear.out_features())
+}
+
+/// The output columns 128 `band` to 128 `band` + 127 of W, (in, 128) row-major, equal to those of [`weight`].
+///
+/// # Panics
+/// If there is no such band.
+pub fn weight_band(linear: &Linear<'_>, band: usize) -> Vec<f32> {
+    columns(linear, BLOCK * band..BLOCK * (band + 1))
+}
+
+fn columns(linear: &Linear<'_>, wanted: Range<usize>) -> Vec<f32> {
+    let (rows, columns) = (linear.in_features(), wanted.len());
+    let tiles = wanted.start / 16..wanted.end / 16;
+    let mut w: Vec<f64> = inner_columns(linear, tiles).into_iter().map(f64::from).collect();
     rotate_rows(&mut w, columns, hadamard_f64);
-    let (suh, svh) = (linear.suh_f32(), linear.svh_f32());
+    let (suh, svh) = (linear.suh_f32(), &linear.svh_f32()[wanted]);
     for row in 0..rows {
         for block in w[row * columns..][..columns].as_chunks_mut::<BLOCK>().0 {
             hadamard_f64(block);

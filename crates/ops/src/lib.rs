@@ -33,6 +33,7 @@ pub use moe::Routing;
 pub use reference::Reference;
 pub use rope::RopeTable;
 
+use checkpoint::Form;
 use numerics::bf16;
 
 /// Where values are rounded between operators.
@@ -77,7 +78,7 @@ impl std::str::FromStr for Mode {
     }
 }
 
-/// A device that failed or ran out of memory.
+/// A device that failed, ran out of memory or refuses.
 #[derive(Debug, thiserror::Error)]
 #[error("{backend}: {reason}")]
 pub struct DeviceError {
@@ -85,4 +86,21 @@ pub struct DeviceError {
     pub backend: &'static str,
     /// What happened and what to do.
     pub reason: String,
+    /// Whether the backend does not do what was asked, as opposed to failing at it.
+    pub refused: bool,
+}
+
+/// For a backend without EXL3: refuses the first such weight by its name.
+pub fn refuse_exl3<'a>(
+    backend: &'static str,
+    weights: impl IntoIterator<Item = &'a Weight>,
+) -> Result<(), DeviceError> {
+    match weights.into_iter().find(|w| w.form() == Form::Exl3) {
+        None => Ok(()),
+        Some(w) => {
+            let reason =
+                format!("{} is EXL3, which this backend does not run; use the released form", w.name());
+            Err(DeviceError { backend, reason, refused: true })
+        }
+    }
 }

@@ -301,6 +301,9 @@ impl Case {
 
 /// A weight of generated codes: standard deviation 1/sqrt(cols), scales that vary by block.
 pub fn generated_weight(name: &str, form: Form, rows: usize, cols: usize, seed: u64) -> Weight {
+    if form == Form::Exl3 {
+        return generated_exl3(name, rows, cols, seed);
+    }
     let t = Tiny::new(name, seed, 0.0, 1.0 / 37_837.227 / (cols as f32).sqrt());
     let plain = |bytes: Vec<u8>| (bytes, Vec::new());
     let (data, scale) = match form {
@@ -309,9 +312,37 @@ pub fn generated_weight(name: &str, form: Form, rows: usize, cols: usize, seed: 
         Form::Fp8Block32 => stored(t.fp8_block32(rows, cols)),
         Form::Fp8Row32 => stored(t.fp8_row32(rows, cols)),
         Form::Fp4Row32 => stored(t.fp4_row32(rows, cols)),
+        Form::Exl3 => unreachable!("made above"),
     };
     Weight::new(name, form, rows, cols, Bytes::copied(&data), Bytes::copied(&scale))
         .expect("generated sizes fit")
+}
+
+/// Any bits are a valid trellis; rate and codebook follow from the seed, scales vary by a factor of two.
+fn generated_exl3(name: &str, rows: usize, cols: usize, seed: u64) -> Weight {
+    let s = Stream::new(name, seed);
+    let (inputs, outputs) = (cols.next_multiple_of(exl3::BLOCK), rows.next_multiple_of(exl3::BLOCK));
+    let rate = exl3::Rate::ALL[seed as usize % exl3::Rate::ALL.len()];
+    let codebook = match rate.is_half() {
+        true => exl3::Codebook::Mul1,
+        false => exl3::Codebook::ALL[seed as usize % 3],
+    };
+    let shape = [inputs / 16, outputs / 16, rate.words16()];
+    let words = shape.iter().product::<usize>() as u64;
+    let trellis: Vec<u8> = (0..words).flat_map(|i| (s.word(i) as u16).to_le_bytes()).collect();
+    let scales = |first: u64, n: usize, base: f32| -> Vec<u8> {
+        let one = |i: u64| {
+            let magnitude = base * (0.7 + 0.7 * s.uniform(first + i) as f32);
+            let sign = if s.word(first + i) & 1 == 1 { -1.0 } else { 1.0 };
+            half::f16::from_f32(sign * magnitude).to_le_bytes()
+        };
+        (0..n as u64).flat_map(one).collect()
+    };
+    let suh = scales(words, inputs, 1.0 / (cols as f32).sqrt());
+    let svh = scales(words + inputs as u64, outputs, 1.0);
+    let [trellis, suh, svh] = [trellis, suh, svh].map(|v| Bytes::copied(&v));
+    let layer = checkpoint::Exl3::new(name, rows, cols, shape, codebook, trellis, suh, svh);
+    Weight::exl3(name, vec![layer.expect("generated sizes fit")]).expect("one layer")
 }
 
 fn stored(s: numerics::generator::Stored) -> (Vec<u8>, Vec<u8>) {
