@@ -28,7 +28,7 @@ fn main() {
         for codebook in [Codebook::Mcg, Codebook::Mul1, Codebook::ThreeInst] {
             // Avx512Half differs from Avx512 in the encoder only.
             for isa in Isa::available().into_iter().filter(|i| format!("{i:?}") != "Avx512Half") {
-                for bits in [2.0, 3.0, 4.0, 2.5, 6.0] {
+                for bits in [2.0, 3.0, 4.0, 2.5, 6.0, 8.0] {
                     let name = format!("{features}x{columns} {} {bits} {isa:?}", codebook.name());
                     let valid = bits != 2.5 || codebook == Codebook::Mul1;
                     if valid && filter.iter().all(|f| name.contains(f)) {

@@ -68,11 +68,9 @@ impl Tables {
         let code = if code == Code::Mul1 { MUL1 } else { MCG };
         for (step, to) in layout.place.as_chunks::<2>().0.iter().enumerate() {
             for half in 0..2 {
-                let (per, at) = place(windows(rate), code, step, half);
-                assert!(
-                    per == layout.per && per == layout.slots && at == usize::from(to[half]),
-                    "{rate} {step}"
-                );
+                let at = place(windows(rate), code, step, half);
+                let (slots, _) = slot(windows(rate), code, step, half);
+                assert!(slots == layout.slots && at == usize::from(to[half]), "{rate} {step}");
                 t.place[step][half] = 8 * at as u16;
             }
         }
@@ -155,15 +153,27 @@ fn windows(rate: Rate) -> i32 {
     phases(rate).map_or(if one_load(rate) { ONE_LOAD } else { TWO_LOADS }, |_| rate.half_bits() as i32 / 2)
 }
 
-/// Vectors per sum, and where vector `half` of a step goes among all: its sum's place times this plus its input vector's.
-const fn place(windows: i32, code: u8, step: usize, half: usize) -> (usize, usize) {
+/// Number of input vectors, and which of them vector `half` of a step is multiplied with.
+const fn slot(windows: i32, code: u8, step: usize, half: usize) -> (usize, usize) {
     match windows {
-        1 => (4, 4 * (step / 8 * 4 + step / 4 % 2 * 2 + half) + step % 4),
-        2 if code == MUL1 => (8, 2 * step + half),
-        2 => (4, 4 * (step / 4 * 2 + half) + step % 4),
-        8 if code == MUL1 => (2, 2 * (step / 2 * 2 + half) + step % 2),
-        _ => (4, 2 * step + half),
+        2 if code == MUL1 => (8, 2 * (step % 4) + half),
+        1 | 2 => (4, step % 4),
+        8 if code == MUL1 => (2, step % 2),
+        _ => (4, 2 * (step % 2) + half),
     }
+}
+
+/// Where vector `half` of a step goes: input vectors take turns.
+const fn place(windows: i32, code: u8, step: usize, half: usize) -> usize {
+    let (slots, slot) = self::slot(windows, code, step, half);
+    let (mut earlier, mut v) = (0, 0);
+    while v < 2 * step + half {
+        if self::slot(windows, code, v / 2, v % 2).1 == slot {
+            earlier += 1;
+        }
+        v += 1;
+    }
+    earlier * slots + slot
 }
 
 /// fp16 halves of a tile, before they are added: low and high halves of sixteen weights in turn.
@@ -260,8 +270,8 @@ unsafe fn fused<const WINDOWS: i32, const CODE: u8>(
     x: &[f32],
     sums: &mut [f32],
 ) {
-    let per = const { place(WINDOWS, CODE, 0, 0).0 };
-    assert!(x.len() >= source.count * per * 8 && sums.len() == TILE / per);
+    let slots = const { slot(WINDOWS, CODE, 0, 0).0 };
+    assert!(x.len() >= source.count * slots * 8 && sums.len() == TILE);
     let words = source.tile_bytes / 4;
     let mut halves = Halves([0; 2 * TILE]);
     let halves = halves.0.as_mut_ptr();
@@ -271,12 +281,12 @@ unsafe fn fused<const WINDOWS: i32, const CODE: u8>(
         for i in 0..source.count {
             source.prefetch(i);
             let tile = source.first.add(i * source.stride);
-            let x = x.as_ptr().add(i * per * 8);
+            let x = x.as_ptr().add(i * slots * 8);
             macro_rules! add {
                 ($step:literal, $half:literal, $value:expr) => {
                     let at = const { place(WINDOWS, CODE, $step, $half) };
-                    let x = _mm256_loadu_ps(x.add(at.1 % at.0 * 8));
-                    let sum = sums.add(at.1 / at.0 * 8);
+                    let x = _mm256_loadu_ps(x.add(at % slots * 8));
+                    let sum = sums.add(at * 8);
                     _mm256_storeu_ps(sum, _mm256_fmadd_ps($value, x, _mm256_loadu_ps(sum)));
                 };
             }
@@ -305,7 +315,7 @@ unsafe fn fused<const WINDOWS: i32, const CODE: u8>(
                     }
                 };
             }
-            // A few steps in a row add to one sum: sums live in memory between, registers hold constants.
+            // More sums than registers, which hold constants.
             keep_in_memory(sums);
             each_step!(product);
             if CODE != MUL1 {

@@ -307,11 +307,6 @@ unsafe fn decode<const SCHEME: u8, const CODE: u8>(tables: &Tables, source: &Sou
     }
 }
 
-/// Sums of a scheme: of 16 lanes, one for two vectors or for each.
-const fn sums(scheme: u8) -> usize {
-    if matches!(scheme, THREE | FOUR) { 16 } else { 8 }
-}
-
 /// Input vectors of a scheme; vector v is multiplied with input vector v modulo this.
 const fn slots(scheme: u8) -> usize {
     match scheme {
@@ -333,7 +328,7 @@ unsafe fn fused<const SCHEME: u8, const CODE: u8>(
     sums: &mut [f32],
 ) {
     let slots = slots(SCHEME);
-    assert!(x.len() >= source.count * slots * 16 && sums.len() == self::sums(SCHEME) * 16);
+    assert!(x.len() >= source.count * slots * 16 && sums.len() == TILE);
     let words = source.tile_bytes / 4;
     let code = Constants::<CODE>::new();
     // SAFETY: tile i is in memory, as are the inputs and sums (checked above).
@@ -350,8 +345,7 @@ unsafe fn fused<const SCHEME: u8, const CODE: u8>(
                 ($v:literal) => {
                     let value = code.value(states::<SCHEME>(tables, tile, words, $v));
                     let x = _mm512_loadu_ps(x.add($v % slots * 16));
-                    let s = $v * self::sums(SCHEME) / VECTORS;
-                    sum[s] = _mm512_fmadd_ps(value, x, sum[s]);
+                    sum[$v] = _mm512_fmadd_ps(value, x, sum[$v]);
                 };
             }
             each_vector!(vector);

@@ -3,19 +3,16 @@
 use crate::rate::TILE;
 use crate::trellis::{ring_position, row_column};
 
-/// Vectors of `lanes` weights. Vector `per * s + k` is multiplied lane by lane with an input vector (`slot`) and added to sum
-/// s, each lane of which belongs to one output column.
+/// Vectors of `lanes` weights, each with sums of its own: one sum per element of a tile, over all tiles of a column. The
+/// order of additions is then the same for every layout, so every instruction set gives the same bits.
 pub(super) struct Layout {
     pub(super) lanes: usize,
-    pub(super) sums: usize,
-    /// Vectors per sum.
-    pub(super) per: usize,
-    /// Input vectors; vector v takes number v modulo `slots`.
+    /// Input vectors; vector v is multiplied lane by lane with number v modulo this.
     pub(super) slots: usize,
     /// Row of each lane of each input vector.
     pub(super) rows: Vec<u8>,
-    /// For each of 16 columns, the lanes (counted through all sums) that belong to it.
-    pub(super) columns: [Vec<u16>; 16],
+    /// Lane (counted through all vectors) of each element, row by row.
+    pub(super) lane: [u8; TILE],
     /// Where the decoder's n-th vector goes.
     pub(super) place: Vec<u8>,
     /// Row-major tiles whose inputs are not spread over lanes.
@@ -27,41 +24,38 @@ impl Layout {
     pub(super) fn new(lanes: usize, positions: &[usize]) -> Layout {
         assert_eq!(positions.len(), TILE);
         let vectors: Vec<&[usize]> = positions.chunks(lanes).collect();
-        let of = |v: usize| -> (Vec<usize>, Vec<usize>) { vectors[v].iter().map(|i| row_column(*i)).unzip() };
-        let mut sums: Vec<Vec<usize>> = vec![];
-        let mut sum: Vec<usize> = (0..vectors.len()).map(|v| index_of(&mut sums, of(v).1)).collect();
-        let per = vectors.len() / sums.len();
-        if !(0..sums.len()).all(|s| sum.iter().filter(|t| **t == s).count() == per) {
-            // Uneven: every vector gets a sum of its own.
-            sums = (0..vectors.len()).map(|v| of(v).1).collect();
-            sum = (0..vectors.len()).collect();
-        }
-        let mut order: Vec<usize> = (0..vectors.len()).collect();
-        order.sort_by_key(|v| sum[*v]);
-        let mut place = vec![0; vectors.len()];
         let mut slots: Vec<Vec<usize>> = vec![];
-        let slot: Vec<usize> = order.iter().map(|v| index_of(&mut slots, of(*v).0)).collect();
-        for (at, v) in order.iter().enumerate() {
-            place[*v] = at as u8;
-            assert_eq!(slot[at], at % slots.len(), "input vectors take turns");
+        let slot: Vec<usize> = vectors
+            .iter()
+            .map(|v| index_of(&mut slots, v.iter().map(|i| row_column(*i).0).collect()))
+            .collect();
+        let mut seen = vec![0; slots.len()];
+        let place: Vec<u8> = slot
+            .iter()
+            .map(|s| {
+                seen[*s] += 1;
+                ((seen[*s] - 1) * slots.len() + s) as u8
+            })
+            .collect();
+        assert!(seen.iter().all(|n| *n == seen[0]), "input vectors take turns");
+        let mut lane = [0; TILE];
+        for (at, vector) in place.iter().zip(&vectors) {
+            for (l, i) in vector.iter().enumerate() {
+                let (row, column) = row_column(*i);
+                lane[16 * row + column] = (usize::from(*at) * lanes + l) as u8;
+            }
         }
-        let columns = std::array::from_fn(|c| {
-            let lanes = sums.iter().flatten().enumerate();
-            lanes.filter(|(_, column)| **column == c).map(|(lane, _)| lane as u16).collect()
-        });
         Layout {
             lanes,
-            sums: sums.len(),
-            per: vectors.len() / sums.len(),
             slots: slots.len(),
             rows: slots.into_iter().flatten().map(|r| r as u8).collect(),
-            columns,
+            lane,
             place,
             plain: false,
         }
     }
 
-    /// Row-major: vectors are rows, one sum holds the sixteen columns.
+    /// Row-major: vectors are rows.
     pub(super) fn row_major() -> Layout {
         let positions: Vec<usize> = (0..TILE).map(|i| ring_position(i / 16, i % 16)).collect();
         Layout { plain: true, rows: (0..16).collect(), ..Layout::new(16, &positions) }
@@ -72,9 +66,14 @@ impl Layout {
         if self.plain { 16 } else { self.slots * self.lanes }
     }
 
-    /// Floats of all sums.
-    pub(super) fn sums_width(&self) -> usize {
-        self.sums * self.lanes
+    /// The sums of the sixteen columns: their rows' added in one order.
+    pub(super) fn columns(&self, sums: &[f32]) -> [f32; 16] {
+        let mut s: [f32; TILE] = std::array::from_fn(|i| sums[usize::from(self.lane[i])]);
+        for half in [128, 64, 32, 16] {
+            let (low, high) = s.split_at_mut(half);
+            low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
+        }
+        std::array::from_fn(|c| s[c])
     }
 }
 

@@ -1,5 +1,6 @@
 //! Linear layers on the CPU, straight from the trellis: a few tiles at a time are decoded into the first-level cache, to the
-//! bit of every weight, and multiplied with all rows in float32.
+//! bit of every weight, and multiplied with all rows in float32. The order of every sum is a function of the shape, so a
+//! row's bits depend neither on the other rows nor on threads or the instruction set.
 
 mod apply;
 #[cfg(target_arch = "x86_64")]
@@ -124,6 +125,7 @@ impl Kernel {
             Isa::Avx512Half | Isa::Avx512 => {
                 let tables = avx512::Tables::new(rate);
                 let layout = Layout::new(16, &tables.positions());
+                assert!(layout.place.iter().enumerate().all(|(v, at)| usize::from(*at) == v));
                 let (decode, fused) = avx512::functions(rate, codebook);
                 let decode = Decoder::Avx512(decode, fused, Box::new(tables));
                 Kernel { isa, layout, decode, scale: avx512::scale(codebook) }
@@ -293,8 +295,8 @@ impl Linear<'_> {
     }
 
     /// y = (xh What P) * svh for a range of output blocks: `y[block][row][128]`, the first index counted from
-    /// `blocks.start`. Weights are exact, sums are float32. A row's bits do not depend on the other rows, nor a block's on
-    /// the range, so callers may split both as they like. Runs on the calling thread.
+    /// `blocks.start`. Weights are exact, sums are float32. A row's bits depend on that row alone and a block's not on the
+    /// range, so callers may split both as they like. Runs on the calling thread.
     pub fn multiply(&self, rows: &Rows, blocks: Range<usize>, y: &mut [f32]) -> Result<(), Error> {
         if (rows.rate, rows.codebook, rows.features)
             != (self.trellis().rate(), self.codebook(), self.in_features())
@@ -371,7 +373,7 @@ struct Work {
 
 impl Work {
     fn new(rows: &Rows) -> Work {
-        let sums = ACROSS * rows.count.min(BATCH) * rows.kernel.layout.sums_width();
+        let sums = ACROSS * rows.count.min(BATCH) * TILE;
         let tiles = match rows.count {
             1 if rows.kernel.is_fused() => 0,
             ..=FEW => CHUNK,
@@ -386,7 +388,6 @@ impl Work {
         let kernel = rows.kernel;
         let high = linear.in_features() / 16;
         let batch: usize = groups.iter().map(|g| g.0).sum();
-        let width = kernel.layout.sums_width();
         let fused = batch == 1 && kernel.is_fused();
         // Few rows: along the rows of tiles, as they lie in memory. Many: down a few columns, whose sums and inputs stay
         // in the cache; memory is no limit then.
@@ -401,7 +402,7 @@ impl Work {
             for b in first..first + across {
                 let source = Source::new(linear, block, a, count, b, along);
                 if fused {
-                    let sums = &mut self.sums[b * width..(b + 1) * width];
+                    let sums = &mut self.sums[b * TILE..(b + 1) * TILE];
                     kernel.fused(&source, rows.inputs(groups[0], a, count), sums);
                 } else {
                     kernel.decode(&source, &mut self.tiles[(b - first) * count * TILE..][..count * TILE]);
@@ -415,7 +416,7 @@ impl Work {
                 let x = rows.inputs(*group, a, count);
                 for b in first..first + across {
                     let tiles = &self.tiles[(b - first) * count * TILE..][..count * TILE];
-                    let sums = &mut self.sums[(b * batch + done) * width..][..group.0 * width];
+                    let sums = &mut self.sums[(b * batch + done) * TILE..][..group.0 * TILE];
                     apply::apply(kernel.isa, &kernel.layout, tiles, x, group.0, sums);
                 }
                 done += group.0;
@@ -431,12 +432,9 @@ impl Work {
 
     /// The 128 column sums of row `r` of a batch of `rows`, times the kernel's scale.
     fn collect(&self, kernel: &Kernel, rows: usize, r: usize, z: &mut [f32; BLOCK]) {
-        let width = kernel.layout.sums_width();
         for (b, z) in z.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let sums = &self.sums[(b * rows + r) * width..][..width];
-            for (z, lanes) in z.iter_mut().zip(&kernel.layout.columns) {
-                *z = lanes.iter().fold(0.0, |sum, lane| sum + sums[usize::from(*lane)]) * kernel.scale;
-            }
+            let sums = &self.sums[(b * rows + r) * TILE..][..TILE];
+            *z = kernel.layout.columns(sums).map(|sum| sum * kernel.scale);
         }
     }
 }
