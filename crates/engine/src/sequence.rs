@@ -242,35 +242,50 @@ impl<B: Backend + 'static> Sequence<B> {
         Ok(())
     }
 
-    /// Every layer on every token.
+    /// Every layer on every token that anything reads.
     fn feed_full(
         &mut self,
         ids: &[u32],
         progress: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Result<std::result::Result<(), Stopped>> {
-        while !self.ready() {
-            let end = self.ids.len().min(self.state.len() + CHUNK);
-            let again = self.ids[self.state.len()..end].to_vec();
-            self.step(&again, Rows::None)?;
-            if progress(0).is_break() {
+        // The first were taken before and are taken again for their window rows.
+        let all = [&self.ids[self.state.len()..], ids].concat();
+        let (start, known) = (self.state.len(), self.ids.len());
+        let goal = start + all.len();
+        let mut kept = known;
+        while self.state.len() < goal {
+            // The state is whole at the end of a prefill, and only there it can be kept.
+            let end = kept.saturating_add(self.cache.tail_every()).min(goal);
+            let from = self.state.len();
+            let to = end.min(from + CHUNK);
+            let rows = if to == goal { Rows::Last } else { Rows::None };
+            let input = Input::text(&all[from - start..to - start]);
+            let out = self.model.prefill(&mut self.state, input, end, rows)?;
+            self.keep_logits(out, to)?;
+            let have = self.ids.len() - start;
+            self.ids.extend_from_slice(&all[have..have.max(to - start)]);
+            if progress(to.saturating_sub(known)).is_break() && to < goal {
+                self.leave();
                 return Ok(Err(Stopped));
             }
-        }
-        let (mut done, mut kept) = (0, self.state.len());
-        for chunk in ids.chunks(CHUNK) {
-            let last = done + chunk.len() == ids.len();
-            self.step(chunk, if last { Rows::Last } else { Rows::None })?;
-            self.ids.extend_from_slice(chunk);
-            done += chunk.len();
-            if progress(done).is_break() && !last {
-                return Ok(Err(Stopped));
-            }
-            if !last && self.state.len() - kept >= self.cache.tail_every() {
+            if to == end && end < goal {
                 self.keep(&self.state)?;
-                kept = self.state.len();
+                kept = end;
             }
         }
         Ok(Ok(()))
+    }
+
+    /// Ends a prefill before its end. Its windows are not whole, so that its entries are what is left of it.
+    fn leave(&mut self) {
+        if self.state.is_whole() {
+            return;
+        }
+        let len = self.ids.len() / 2 * 2;
+        self.model.strip(&mut self.state, len);
+        let from = (len - self.again(len)) / 2 * 2;
+        self.model.resume(&mut self.state, &self.ids[..from], true);
+        self.ids.truncate(len);
     }
 
     /// The decoder layers on the last window only.

@@ -148,7 +148,7 @@ pub trait Session: Send {
     /// Goes to the kept state from which `ids` takes least to compute, shorter than all of them; returns its length.
     fn rewind(&mut self, ids: &[u32]) -> Result<usize>;
     /// Appends tokens, at least one. `progress` hears how many are done after every step and may stop; a stopped
-    /// session has taken the tokens that are done.
+    /// session has taken those that [`Session::ids`] then gives.
     fn feed(
         &mut self,
         ids: &[u32],

@@ -170,9 +170,10 @@ fn a_stopped_prefill_leaves_a_session_that_works() {
         session.mark().unwrap();
         // From entries, stopped while windows are made anew.
         let mut second = open(&loaded, options());
-        let at = second.rewind(&[&ids[..590], &[1]].concat()).unwrap();
+        let other = [1; 430];
+        let at = second.rewind(&[&ids[..590], &other].concat()).unwrap();
         assert!(at == 590 && second.reuse().recomputed > 0, "{:?}", second.reuse());
-        let stopped = second.feed(&[1], &mut |_| ControlFlow::Break(())).unwrap();
+        let stopped = second.feed(&other, &mut |_| ControlFlow::Break(())).unwrap();
         assert!(stopped.is_err() == (prefill == Prefill::Full));
         let at = second.rewind(&ids[..600]).unwrap();
         feed(&mut *second, &ids[at..600]);

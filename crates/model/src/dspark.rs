@@ -122,7 +122,7 @@ impl<B: Backend> Model<B> {
         else {
             return Ok(None);
         };
-        assert_eq!(state.decoded, state.len, "a replay ends before drafts");
+        assert!(state.decoded == state.len && state.is_whole(), "a replay or a prefill ends before drafts");
         let (b, c) = (self.backend(), self.config());
         // All queries of a block see each other, so that its size is not free.
         let block = c.dspark.block_size;

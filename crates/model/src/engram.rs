@@ -39,6 +39,11 @@ impl Tokens {
         &self.all[..self.before]
     }
 
+    /// Makes the first `skip` of the step's those before it.
+    pub(crate) fn cut(&mut self, skip: usize) {
+        self.before += skip;
+    }
+
     /// Those of the step.
     pub(crate) fn step(&self) -> &[HistoryToken] {
         &self.all[self.before..]

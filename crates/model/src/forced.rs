@@ -20,6 +20,10 @@ pub struct Walk<B: Backend> {
     features: Vec<B::Buf>,
     layer: usize,
     origin: u32,
+    /// Tokens of the state behind the step.
+    end: usize,
+    /// The first position that each layer takes; empty where all take all.
+    pub(crate) lows: Vec<usize>,
 }
 
 impl<B: Backend> Walk<B> {
@@ -33,9 +37,23 @@ impl<B: Backend> Walk<B> {
         tokens: Tokens,
         origin: u32,
     ) -> Self {
-        let positions = (first..first + image.len()).map(|p| p as u32).collect();
-        let (selection, features) = (Selection::default(), Vec::new());
-        Self { streams, pre, positions, image, tokens, selection, features, layer, origin }
+        let end = first + image.len();
+        let positions = (first..end).map(|p| p as u32).collect();
+        let (selection, features, lows) = (Selection::default(), Vec::new(), Vec::new());
+        Self { streams, pre, positions, image, tokens, selection, features, layer, origin, end, lows }
+    }
+
+    /// Drops the first `skip` rows. No window row exists before the first that stays.
+    pub(crate) fn cut(&mut self, b: &B, skip: usize) {
+        self.positions.drain(..skip);
+        self.image.drain(..skip);
+        let Some(first) = self.positions.first() else { return };
+        self.origin = *first;
+        let left = self.positions.len();
+        let rows = |x: &B::Buf| b.slice_rows(x, skip, left);
+        (self.streams, self.pre) = (rows(&self.streams), rows(&self.pre));
+        self.tokens.cut(skip);
+        self.selection.cut(rows);
     }
 
     /// The layer that comes next; the number of layers when all are done.
@@ -78,6 +96,10 @@ impl<B: Backend> Model<B> {
     ) -> Result<bool> {
         let l = walk.layer;
         let Some(layer) = self.layers.get(l) else { return Ok(false) };
+        if !self.trim(walk, state, l)? {
+            walk.layer = self.layers.len();
+            return Ok(false);
+        }
         taps.set_prefix(format!("layers.{l}."));
         let selection = std::mem::take(&mut walk.selection);
         let mut step =
@@ -113,9 +135,14 @@ impl<B: Backend> Model<B> {
         assert_eq!(walk.layer, self.layers.len(), "all layers come before the head");
         let b = self.backend();
         let t = walk.positions.len();
-        state.advance_to(walk.positions[0] as usize + t, self.slack());
+        state.advance_to(walk.end, self.slack());
+        if t == 0 {
+            return Ok(None);
+        }
         if let (Some(draft), Some(ring)) = (&self.draft, &mut state.draft) {
-            self.seed_draft(draft, ring, &walk.features, &walk.positions);
+            let last = |f: &B::Buf| b.slice_rows(f, b.shape(f)[0] - t, t);
+            let features: Vec<B::Buf> = walk.features.iter().map(last).collect();
+            self.seed_draft(draft, ring, &features, &walk.positions);
         }
         let (first, count) = match rows {
             Rows::None => return Ok(None),

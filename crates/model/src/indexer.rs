@@ -45,6 +45,11 @@ impl<B: Backend> Selection<B> {
     pub(crate) fn of(&self, layer: usize) -> Option<&B::Buf> {
         self.chosen.iter().find(|(l, _)| *l == layer).map(|(_, topk)| topk)
     }
+
+    /// Replaces the choices of all rows by those that `rows` takes.
+    pub(crate) fn cut(&mut self, rows: impl Fn(&B::Buf) -> B::Buf) {
+        self.chosen.iter_mut().map(|(_, x)| x).chain(&mut self.candidates).for_each(|x| *x = rows(x));
+    }
 }
 
 impl<B: Backend> Model<B> {

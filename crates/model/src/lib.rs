@@ -18,6 +18,7 @@ mod layer;
 mod layout;
 mod load;
 mod moe;
+mod prefill;
 mod replay;
 mod rollback;
 pub mod sealed;
@@ -147,6 +148,7 @@ impl<B: Backend> Model<B> {
         taps: &mut Taps<'_, B::Buf>,
     ) -> Result<Option<Output<B>>> {
         assert_eq!(state.decoded, state.len, "a bounded replay ends before other steps");
+        assert!(state.is_whole(), "a prefill ends before other steps");
         let mut walk = self.start(state, input)?;
         while self.advance(&mut walk, state, taps)? {}
         self.finish(walk, state, rows, taps)

@@ -10,7 +10,7 @@
 
 use ops::{Backend, Taps, engram::HistoryToken};
 
-use crate::{Error, Input, Model, Output, Result, Rows, State, engram::Tokens, forced::Walk, layer::Layer};
+use crate::{Error, Input, Model, Output, Result, Rows, State, engram::Tokens, forced::Walk};
 
 /// Rows of a bounded replay that wait for the decoder.
 pub struct Waiting<B: Backend> {
@@ -93,21 +93,6 @@ impl<B: Backend> Model<B> {
         waiting.rows = Some((streams, pre));
         state.len += t;
         state.published = state.published.max(state.len);
-        Ok(())
-    }
-
-    /// The entries of the decoder's first layer, which need its input and nothing else of it.
-    fn publish_ahead(&self, layer: &Layer<B>, l: usize, walk: &Walk<B>, state: &mut State<B>) -> Result<()> {
-        let (b, taps) = (self.backend(), &mut Taps::off());
-        let streams = match &layer.engram {
-            Some(engram) => self.engram(engram, &walk.streams, &walk.tokens, &walk.image, taps)?,
-            None => walk.streams.clone(),
-        };
-        let (_, x) = b.sublayer_input(&streams, &walk.pre, &layer.attn_in, taps);
-        if let (Some(source), Some(global)) = (&layer.source, &mut state.globals[l]) {
-            let ratio = self.config().layer(l).ratio;
-            self.publish(source, global, ratio, &x, walk.positions(), state.published, taps);
-        }
         Ok(())
     }
 

@@ -32,6 +32,7 @@ impl<B: Backend> Model<B> {
     pub fn truncate(&self, state: &mut State<B>, len: usize) -> Result<()> {
         assert!(len <= state.len, "{len} tokens of {}", state.len);
         assert_eq!(state.decoded, state.len, "a replay ends before its tokens are taken back");
+        assert!(state.is_whole() || len == 0, "a prefill ends before its tokens are taken back");
         if len == state.len {
             return Ok(());
         }
@@ -58,7 +59,7 @@ impl<B: Backend> Model<B> {
     /// [`Model::load_page`], [`Model::load_tail`] and [`Model::resume`] go on from. With none it is a new state.
     pub fn strip(&self, state: &mut State<B>, entries: usize) {
         assert!(entries <= state.published, "entries of {entries} tokens of {}", state.published);
-        (state.len, state.decoded, state.oldest, state.origin) = (0, 0, 0, 0);
+        (state.len, state.decoded, state.oldest, state.origin, state.until) = (0, 0, 0, 0, 0);
         state.published = entries;
         state.history.clear();
         for global in state.globals.iter_mut().flatten() {

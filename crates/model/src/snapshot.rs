@@ -210,7 +210,8 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// A device failure.
     pub fn tail(&self, state: &State<B>) -> Result<Tail> {
-        assert!(state.published == state.len && state.decoded == state.len, "a replay is not over");
+        let whole = state.published == state.len && state.decoded == state.len && state.is_whole();
+        assert!(whole, "a replay or a prefill is not over");
         let (b, layout, len) = (self.backend(), self.layout(), state.len);
         let mut windows = Vec::with_capacity(layout.window_bytes(len));
         for ring in rings(state) {

@@ -22,6 +22,8 @@ pub struct State<B: Backend> {
     pub(crate) origin: usize,
     /// Tokens that the decoder layers have taken. Less than `len` only within a bounded replay.
     pub(crate) decoded: usize,
+    /// End of a prefill that is under way, in tokens; 0 where none is.
+    pub(crate) until: usize,
     /// One window ring a layer, slot = position mod slots.
     pub(crate) windows: Vec<B::Buf>,
     /// One compressed cache a KV source, by layer.
@@ -101,6 +103,7 @@ impl<B: Backend> State<B> {
             published: 0,
             origin: 0,
             decoded: 0,
+            until: 0,
             windows: rings(c.num_hidden_layers)?,
             globals,
             history: Vec::new(),
@@ -126,6 +129,11 @@ impl<B: Backend> State<B> {
     /// Fewest tokens that [`Model::truncate`] can go back to, other than none.
     pub fn oldest(&self) -> usize {
         self.oldest
+    }
+
+    /// Whether the state is that of its tokens, not one within a [`Model::prefill`].
+    pub fn is_whole(&self) -> bool {
+        self.until == 0
     }
 
     /// Moves the state behind a step that every layer has taken.

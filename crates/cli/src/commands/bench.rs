@@ -52,9 +52,10 @@ struct Speed {
     timed_tokens: usize,
     runs: usize,
     tokens_per_second: Spread,
-    /// Multiply-adds with weights, a token.
+    /// Multiply-adds with weights of a token that every layer takes.
     weight_macs_per_token: u64,
-    /// Share of the machine's multiply-add limit, measured in this run.
+    /// Share of the machine's multiply-add limit, measured in this run, as if every layer took every token. A prefill leaves
+    /// out the rows that nothing reads, so that its share is an equivalent.
     of_fma_limit: f64,
     limits: Limits,
 }
@@ -104,7 +105,7 @@ fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
         return render::document(&speed);
     }
     render::line(&format!(
-        "{what}: {:.0} tok/s (median of {}, {:.0} to {:.0}), prompt {} tokens, {} thread(s), {}; {:.2} M multiply-adds a \
+        "{what}: {:.0} tok/s (median of {}, {:.0} to {:.0}), prompt {} tokens, {} thread(s), {}; {}{:.2} M multiply-adds a \
          token = {:.1} % of the {:.0} G/s measured in this run",
         speed.tokens_per_second.median,
         speed.runs,
@@ -113,6 +114,7 @@ fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
         speed.prompt_tokens,
         speed.threads,
         speed.isa,
+        if what == "prefill" { "with no row left out " } else { "" },
         macs as f64 / 1e6,
         100.0 * speed.of_fma_limit,
         speed.limits.gfma_s.median,

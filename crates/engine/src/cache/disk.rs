@@ -5,13 +5,16 @@ use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use super::item::Item;
 
 /// Held by the process that uses the folder.
 const LOCK: &str = "lock";
+/// Times that a lock is tried again, and the pause between: a second in all.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 /// Beginning of the name of a file that is being written.
 const PARTIAL: &str = "partial-";
 
@@ -32,7 +35,16 @@ impl Disk {
         make_folder(dir).map_err(|e| failed("cannot be made", e))?;
         let lock = private().write(true).create(true).truncate(false).open(dir.join(LOCK));
         let lock = lock.map_err(|e| failed("cannot be written", e))?;
-        match lock.try_lock() {
+        // A process that is just ending, or a child that has not yet dropped what it inherited, is waited for.
+        let mut tries = 0;
+        let locked = loop {
+            match lock.try_lock() {
+                Err(TryLockError::WouldBlock) if tries < LOCK_TRIES => tries += 1,
+                other => break other,
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        };
+        match locked {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let what = "is in use by another hallmark; give another folder or stop that one";

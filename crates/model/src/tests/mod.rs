@@ -1,5 +1,6 @@
 //! Tests of the state that need its inside.
 
+mod prefill;
 mod replay;
 mod rollback;
 mod size;
