@@ -3,7 +3,7 @@
 //! `native` is the arithmetic of `exact`: single precision without activation quantisation. Its departure from
 //! `source` is the absence of the intermediate bf16 and fp8 roundings.
 
-use checkpoint::Weight;
+use checkpoint::{Form, Weight};
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, Reference, RopeTable, Routing,
     Window, dspark, engram, hyper,
@@ -11,7 +11,7 @@ use ops::{
     indexer, linear, moe, norm, pool, rope,
 };
 
-use crate::{Attention, Engine, Error, IndexQueries, Isa, Job, Slot};
+use crate::{Attention, Engine, Error, IndexQueries, Isa, Job, Slot, exl3::Product};
 
 /// Work (multiply-adds or the like) under which a second thread costs more than it brings.
 const PARALLEL: usize = 1 << 14;
@@ -80,9 +80,14 @@ impl Cpu {
 
     fn product(&self, weight: &Weight, io: Io, a: &Host) -> Vec<f32> {
         let mut y = vec![0.0; a.rows() * weight.rows()];
-        self.engine.linear(weight, a.as_f32(), a.rows(), &mut y);
+        self.products(vec![Job { weight, x: a.as_f32(), rows: a.rows(), y: &mut y }]);
         self.round(io, &mut y, weight.rows());
         y
+    }
+
+    /// All products of `jobs`, not rounded.
+    fn products(&self, jobs: Vec<Job>) {
+        self.engine.run_any(jobs, ops::exl3::arithmetic(self.mode));
     }
 
     /// Attention of every row of `q` over the slots that `slots(row)` lists.
@@ -103,9 +108,9 @@ impl Cpu {
         }
     }
 
-    /// Gated experts: the rows of `a` (as the products take them) lie group by group, every group under its own
-    /// w1, w3, w2, every row with its own weight.
-    fn experts(&self, a: &[f32], groups: &[Group], weights: &[f32], limit: f32) -> Vec<f32> {
+    /// Gated experts: the rows of `a` (as the products take them, for EXL3 `raw`) lie group by group, every group under
+    /// its own w1, w3, w2, every row with its own weight.
+    fn experts(&self, [a, raw]: [&[f32]; 2], groups: &[Group], weights: &[f32], limit: f32) -> Vec<f32> {
         let [w1, _, w2] = groups[0].parts;
         let (inter, out, rows) = (w1.rows(), w2.rows(), weights.len());
         let (mut gate, mut up) = (vec![0.0; rows * inter], vec![0.0; rows * inter]);
@@ -115,18 +120,23 @@ impl Cpu {
             let (g, u);
             (g, g_rest) = g_rest.split_at_mut(group.rows * inter);
             (u, u_rest) = u_rest.split_at_mut(group.rows * inter);
-            let x = group.input(a, w1.cols());
-            jobs.push(Job { weight: group.parts[0], x, rows: group.rows, y: g });
-            jobs.push(Job { weight: group.parts[1], x, rows: group.rows, y: u });
+            for (weight, y) in [(group.parts[0], g), (group.parts[1], u)] {
+                let x = group.input(if weight.form() == Form::Exl3 { raw } else { a }, w1.cols());
+                jobs.push(Job { weight, x, rows: group.rows, y });
+            }
         }
-        self.engine.run(&mut jobs);
+        self.products(jobs);
         self.round(Io::Fp8, &mut gate, inter);
         self.round(Io::Fp8, &mut up, inter);
+        let quantised: Vec<bool> = groups
+            .iter()
+            .flat_map(|g| vec![self.mode == Mode::Source && g.parts[2].form() != Form::Exl3; g.rows])
+            .collect();
         let mut hidden = vec![0.0; rows * inter];
         self.rows(&mut hidden, inter, 16 * inter, |r, h| {
             let range = r * inter..(r + 1) * inter;
             moe::swiglu(self.mode, &gate[range.clone()], &up[range], limit, weights[r], h);
-            if self.mode == Mode::Source {
+            if quantised[r] {
                 numerics::quantise::qdq_fp8(h);
             }
         });
@@ -139,7 +149,7 @@ impl Cpu {
             let x = group.input(&hidden, inter);
             jobs.push(Job { weight: group.parts[2], x, rows: group.rows, y: part });
         }
-        self.engine.run(&mut jobs);
+        self.products(jobs);
         self.round(Io::Fp8, &mut y, out);
         y
     }
@@ -153,6 +163,25 @@ struct Group<'a> {
     start: usize,
     /// Number of rows.
     rows: usize,
+}
+
+/// Rows as fp8 products take them and as EXL3 takes them; what no group needs is empty.
+struct Inputs {
+    quantised: Vec<f32>,
+    raw: Vec<f32>,
+}
+
+impl Inputs {
+    fn of(groups: &[Group], raw: impl Fn() -> Vec<f32>, quantised: impl Fn() -> Vec<f32>) -> Self {
+        let some =
+            |exl3: bool| groups.iter().any(|g| g.parts[..2].iter().any(|w| (w.form() == Form::Exl3) == exl3));
+        let make = |needed: bool, f: &dyn Fn() -> Vec<f32>| if needed { f() } else { Vec::new() };
+        Self { quantised: make(some(false), &quantised), raw: make(some(true), &raw) }
+    }
+
+    fn both(&self) -> [&[f32]; 2] {
+        [&self.quantised, &self.raw]
+    }
 }
 
 impl Group<'_> {
@@ -192,12 +221,10 @@ impl Backend for Cpu {
     }
 
     fn load(&self, weight: &Weight) -> Result<Weight, DeviceError> {
-        ops::refuse_exl3(self.name(), [weight])?;
         Ok(weight.clone())
     }
 
     fn load_experts(&self, experts: Vec<ExpertWeights>) -> Result<Vec<ExpertWeights>, DeviceError> {
-        ops::refuse_exl3(self.name(), experts.iter().flat_map(|e| [&e.gate, &e.up, &e.down]))?;
         Ok(experts)
     }
 
@@ -228,24 +255,26 @@ impl Backend for Cpu {
     }
 
     fn linear(&self, x: &Host, weight: &Weight, io: Io) -> Host {
-        let a = self.activations(io, x);
-        Host::f32(&[x.rows(), weight.rows()], self.product(weight, io, &a))
+        let quantised = (weight.form() != Form::Exl3).then(|| self.activations(io, x));
+        Host::f32(&[x.rows(), weight.rows()], self.product(weight, io, quantised.as_ref().unwrap_or(x)))
     }
 
     fn grouped_linear(&self, x: &Host, weight: &Weight, groups: usize) -> Host {
         let (rows, k, per) = (x.rows(), weight.cols(), weight.rows() / groups);
-        let parts: Vec<Weight> = (0..groups).map(|g| weight.rows_slice(g * per, per)).collect();
         // Group by group, so that every group's rows lie together.
         let mut inputs = vec![0.0; groups * rows * k];
         self.rows(&mut inputs, k, k, |i, o| o.copy_from_slice(&x.row(i % rows)[i / rows * k..][..k]));
         let mut outputs = vec![0.0; groups * rows * per];
-        let mut jobs: Vec<Job> = parts
-            .iter()
-            .zip(inputs.chunks(rows * k))
-            .zip(outputs.chunks_mut(rows * per))
-            .map(|((weight, x), y)| Job { weight, x, rows, y })
-            .collect();
-        self.engine.run(&mut jobs);
+        let each = inputs.chunks(rows * k).zip(outputs.chunks_mut(rows * per)).enumerate();
+        if weight.form() == Form::Exl3 {
+            let mut products: Vec<Product> =
+                each.map(|(g, (x, y))| Product { weight, range: g * per..(g + 1) * per, x, y }).collect();
+            self.engine.run_exl3(&mut products, ops::exl3::arithmetic(self.mode));
+        } else {
+            let parts: Vec<Weight> = (0..groups).map(|g| weight.rows_slice(g * per, per)).collect();
+            let mut jobs: Vec<Job> = each.map(|(g, (x, y))| Job { weight: &parts[g], x, rows, y }).collect();
+            self.engine.run(&mut jobs);
+        }
         self.round(Io::Bf16, &mut outputs, per);
         self.map(x, &[weight.rows()], weight.rows(), |t, _, z| {
             for (g, z) in z.chunks_mut(per).enumerate() {
@@ -407,9 +436,11 @@ impl Backend for Cpu {
         // Choices sorted by expert: every expert's rows lie together, and a token's experts add up in ascending order.
         let mut order: Vec<usize> = (0..ids.len()).collect();
         order.sort_by_key(|c| ids[*c]);
-        let a = self.activations(Io::Fp8, x);
-        let mut inputs = vec![0.0; order.len() * d];
-        self.rows(&mut inputs, d, d, |i, o| o.copy_from_slice(a.row(order[i] / k)));
+        let gather = |x: &Host| {
+            let mut inputs = vec![0.0; order.len() * d];
+            self.rows(&mut inputs, d, d, |i, o| o.copy_from_slice(x.row(order[i] / k)));
+            inputs
+        };
         let mut groups: Vec<Group> = Vec::new();
         let mut places = vec![Vec::with_capacity(k); x.rows()];
         for (i, c) in order.iter().enumerate() {
@@ -421,7 +452,8 @@ impl Backend for Cpu {
             }
         }
         let weights: Vec<f32> = order.iter().map(|c| weights[*c]).collect();
-        let y = self.experts(&inputs, &groups, &weights, limit);
+        let inputs = Inputs::of(&groups, || gather(x), || gather(&self.activations(Io::Fp8, x)));
+        let y = self.experts(inputs.both(), &groups, &weights, limit);
         self.map(x, &[d], 2 * k * d, |t, _, acc| {
             for i in &places[t] {
                 acc.iter_mut().zip(&y[i * d..][..d]).for_each(|(a, y)| *a += y);
@@ -430,9 +462,11 @@ impl Backend for Cpu {
     }
 
     fn shared_expert(&self, x: &Host, parts: [&Weight; 3], limit: f32) -> Host {
-        let (a, rows) = (self.activations(Io::Fp8, x), x.rows());
+        let rows = x.rows();
         let all = [Group { parts, start: 0, rows }];
-        Host::f32(x.shape(), self.experts(a.as_f32(), &all, &vec![1.0; rows], limit))
+        let inputs =
+            Inputs::of(&all, || x.as_f32().to_vec(), || self.activations(Io::Fp8, x).as_f32().to_vec());
+        Host::f32(x.shape(), self.experts(inputs.both(), &all, &vec![1.0; rows], limit))
     }
 
     fn moe_sum(&self, routed: &Host, shared: &Host) -> Host {

@@ -5,6 +5,7 @@
 //! the same for every [`Isa`], so that all machines give the same bits.
 //!
 //! - [`Engine::run`]: linear layers over the stored forms of [`checkpoint::Weight`].
+//! - [`Engine::run_any`]: the same for EXL3 weights too, straight from the trellis.
 //! - [`Engine::attention`]: sparse attention with sinks over stored cache rows.
 //! - [`Engine::index_scores`]: index scores over stored keys.
 //! - [`bench`](mod@bench): what the machine can do and what part of it they reach.
@@ -14,6 +15,7 @@ pub mod bench;
 mod attention;
 mod backend;
 mod body;
+mod exl3;
 mod exp;
 mod isa;
 mod kernels;

@@ -12,6 +12,7 @@ mod delegate;
 pub mod dspark;
 pub mod embed;
 pub mod engram;
+pub mod exl3;
 mod host;
 pub mod hyper;
 pub mod indexer;

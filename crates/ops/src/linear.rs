@@ -46,6 +46,11 @@ fn product(mode: Mode, io: Io, w: &[f32], x: &[f32]) -> f32 {
 
 /// `y [T, out]` = x · Wᵀ.
 pub fn linear(mode: Mode, io: Io, weight: &Weight, x: &[f32]) -> Vec<f32> {
+    if weight.form() == Form::Exl3 {
+        let mut y = crate::exl3::product(mode, weight, x, 0..weight.rows());
+        round_outputs(mode, io, &mut y);
+        return y;
+    }
     let (out, cols) = (weight.rows(), weight.cols());
     let rows = x.len() / cols;
     let a = activations(mode, io, x, cols);
@@ -62,6 +67,9 @@ pub fn linear(mode: Mode, io: Io, weight: &Weight, x: &[f32]) -> Vec<f32> {
 
 /// Group g of the output takes group g of the input [§2.7]: `x [T, groups·k]`, `weight [groups·o, k]`.
 pub fn grouped_linear(mode: Mode, weight: &Weight, groups: usize, x: &[f32]) -> Vec<f32> {
+    if weight.form() == Form::Exl3 {
+        return crate::exl3::grouped_product(mode, weight, groups, x);
+    }
     let (k, out) = (weight.cols(), weight.rows());
     let (per, rows) = (out / groups, x.len() / (groups * k));
     let (mut y, mut w) = (vec![0.0; rows * out], vec![0.0; k]);

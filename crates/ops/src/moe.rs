@@ -117,6 +117,19 @@ impl Operator for Router {
     }
 }
 
+/// Generated ids `[T, k]` of chosen experts and their weights `[T, k]`.
+pub(crate) fn chosen_experts(c: &Case, g: &Geometry) -> (Host, Host) {
+    let s = c.stream("choice");
+    let (rows, n, k) = (c.rows(), g.stored_experts, g.top);
+    let mut ids = Vec::new();
+    for r in 0..rows {
+        let scores: Vec<f32> = (0..n).map(|e| s.uniform((r * n + e) as u64) as f32).collect();
+        ids.extend(crate::indexer::highest(&scores, k).iter().map(|e| *e as i32));
+    }
+    let weights = (0..rows * k).map(|i| 0.1 + s.uniform((i + 1_000_000) as u64) as f32).collect();
+    (Host::i32(&[rows, k], ids), Host::f32(&[rows, k], weights))
+}
+
 /// Registry entry of the routed experts.
 pub struct RoutedExperts;
 
@@ -133,17 +146,10 @@ impl Operator for RoutedExperts {
 
     fn case(g: &Geometry, rows: usize, seed: u64) -> Case {
         let mut c = Case::new(rows, seed);
-        let s = c.stream("choice");
-        let (n, k) = (g.stored_experts, g.top);
-        let mut ids = Vec::new();
-        for r in 0..rows {
-            let scores: Vec<f32> = (0..n).map(|e| s.uniform((r * n + e) as u64) as f32).collect();
-            ids.extend(crate::indexer::highest(&scores, k).iter().map(|e| *e as i32));
-        }
-        let weights = (0..rows * k).map(|i| 0.1 + s.uniform((i + 1_000_000) as u64) as f32).collect();
+        let (ids, weights) = chosen_experts(&c, g);
         c.normal("x", &[g.hidden], 1.0);
-        c.row_input("ids", Host::i32(&[rows, k], ids)).row_input("weights", Host::f32(&[rows, k], weights));
-        c.experts("experts", n, Form::Fp4Row32, g.hidden, g.inter);
+        c.row_input("ids", ids).row_input("weights", weights);
+        c.experts("experts", g.stored_experts, Form::Fp4Row32, g.hidden, g.inter);
         c.shared("limit", Host::f32(&[1], vec![g.limit]));
         c
     }

@@ -70,12 +70,10 @@ impl Backend for Reference {
     }
 
     fn load(&self, weight: &Weight) -> Result<Weight, DeviceError> {
-        crate::refuse_exl3(self.name(), [weight])?;
         Ok(weight.clone())
     }
 
     fn load_experts(&self, experts: Vec<ExpertWeights>) -> Result<Vec<ExpertWeights>, DeviceError> {
-        crate::refuse_exl3(self.name(), experts.iter().flat_map(|e| [&e.gate, &e.up, &e.down]))?;
         Ok(experts)
     }
 

@@ -223,7 +223,12 @@ impl Case {
     /// A stored weight whose product with unit activations has about unit variance.
     pub fn weight(&mut self, name: &'static str, form: Form, rows: usize, cols: usize) -> &mut Self {
         let w = generated_weight(name, form, rows, cols, self.seed);
-        self.push(name, Value::Weight(w), false)
+        self.stored(name, w)
+    }
+
+    /// A stored weight made elsewhere.
+    pub fn stored(&mut self, name: &'static str, weight: Weight) -> &mut Self {
+        self.push(name, Value::Weight(weight), false)
     }
 
     /// Gate, up and down of `count` experts in `form`.
@@ -318,14 +323,15 @@ pub fn generated_weight(name: &str, form: Form, rows: usize, cols: usize, seed: 
         .expect("generated sizes fit")
 }
 
-/// Any bits are a valid trellis; rate and codebook follow from the seed, scales vary by a factor of two.
+/// Any bits are a valid trellis; rate and codebook follow from name and seed, scales vary by a factor of two.
 fn generated_exl3(name: &str, rows: usize, cols: usize, seed: u64) -> Weight {
     let s = Stream::new(name, seed);
     let (inputs, outputs) = (cols.next_multiple_of(exl3::BLOCK), rows.next_multiple_of(exl3::BLOCK));
-    let rate = exl3::Rate::ALL[seed as usize % exl3::Rate::ALL.len()];
+    let choice = s.word(u64::MAX) as usize;
+    let rate = exl3::Rate::ALL[choice % exl3::Rate::ALL.len()];
     let codebook = match rate.is_half() {
         true => exl3::Codebook::Mul1,
-        false => exl3::Codebook::ALL[seed as usize % 3],
+        false => exl3::Codebook::ALL[choice / 16 % 3],
     };
     let shape = [inputs / 16, outputs / 16, rate.words16()];
     let words = shape.iter().product::<usize>() as u64;
@@ -399,6 +405,8 @@ operators! {
     crate::linear::LinearBf16,
     crate::linear::LinearF32,
     crate::linear::GroupedLinear,
+    crate::exl3::LinearExl3,
+    crate::exl3::GroupedLinearExl3,
     crate::rope::Rope,
     crate::cache::StoreWindow,
     crate::cache::RingWrite,
@@ -414,6 +422,7 @@ operators! {
     crate::moe::Router,
     crate::moe::RoutedExperts,
     crate::moe::SharedExpert,
+    crate::exl3::ExpertsExl3,
     crate::moe::MoeSum,
     crate::hyper::HcExpand,
     crate::linear::ArgMax,

@@ -57,6 +57,7 @@ fn source_departs_from_exact_only_where_it_rounds() {
     let rounds =
         ["rmsnorm", "linear_fp8", "linear_bf16", "grouped_linear", "rope", "pool_pairs", "index_scores"];
     let rounds = rounds.into_iter().chain(["sparse_attention", "routed_experts", "shared_expert", "moe_sum"]);
+    let rounds = rounds.chain(["linear_exl3", "grouped_linear_exl3", "experts_exl3"]);
     let rounds: HashSet<_> =
         rounds.chain(["hc_collapse", "hc_expand", "engram_gate", "stream_mean", "draft_attention"]).collect();
     for s in SPECS {
