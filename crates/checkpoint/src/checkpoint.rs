@@ -12,37 +12,65 @@ use crate::{
     config::MAX_CONFIG_BYTES,
     error::{Error, Result},
     header,
+    pack::{Module, Storage},
     source::Source,
 };
 
 /// Alignment that kernels want of a weight's first byte.
 pub(crate) const ALIGNMENT: usize = 16;
 
-struct Shard {
-    name: String,
-    bytes: Bytes,
+pub(crate) struct Shard {
+    pub name: String,
+    /// Its name in messages.
+    pub label: String,
+    pub bytes: Bytes,
+    /// Whether it comes from the folder of the Engram tables.
+    pub engram: bool,
 }
 
-struct Entry {
-    shard: usize,
-    dtype: Dtype,
-    shape: Vec<usize>,
-    offset: usize,
-    len: usize,
-    group: Group,
+pub(crate) struct Entry {
+    pub shard: usize,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub offset: usize,
+    pub len: usize,
+    pub group: Group,
+    /// Whether the configuration has a place for it.
+    pub taken: bool,
     /// The aligned copy of a misaligned tensor, made when it is first asked for.
     copy: OnceLock<Bytes>,
 }
 
+impl Entry {
+    pub(crate) fn take(&mut self, group: Group) {
+        (self.group, self.taken) = (group, true);
+    }
+}
+
 /// A checked model: configuration, every tensor's place, bytes mapped from the files as stored.
 pub struct Checkpoint {
-    config: Config,
-    source: Source,
-    shards: Vec<Shard>,
-    tensors: HashMap<String, Entry>,
+    pub(crate) config: Config,
+    pub(crate) source: Source,
+    /// Where the Engram tables come from if not from the model's own folder.
+    engram: Option<Source>,
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) tensors: HashMap<String, Entry>,
+    /// Modules that are stored as EXL3.
+    pub(crate) exl3: HashMap<String, Module>,
     dspark: bool,
     vision: bool,
     copied: AtomicUsize,
+}
+
+/// One file that the model's tensors are read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelFile<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Where it is; none inside the program.
+    pub path: Option<std::path::PathBuf>,
+    /// Whether it belongs to the folder that the Engram tables are taken from.
+    pub engram: bool,
 }
 
 /// One tensor of the file.
@@ -68,68 +96,57 @@ impl Checkpoint {
     /// Opens and checks a model folder: configuration, headers, every tensor's name, type and shape, and all values
     /// that are quick to scan (scales other than the Engram tables', norms, single-precision tensors).
     pub fn open(dir: &Path) -> Result<Self> {
-        let checkpoint = Self::open_headers(dir)?;
+        Self::open_with(dir, None)
+    }
+
+    /// As [`Checkpoint::open`]; a pack without Engram tables takes them from the model in `engram_from`.
+    pub fn open_with(dir: &Path, engram_from: Option<&Path>) -> Result<Self> {
+        let engram = engram_from.map(Source::folder).transpose()?;
+        let checkpoint = Self::load(Source::folder(dir)?, engram)?;
         checkpoint.scan(false)?;
         Ok(checkpoint)
     }
 
     /// As [`Checkpoint::open`], but reads no weight: configuration and headers only.
     pub fn open_headers(dir: &Path) -> Result<Self> {
-        Self::load(Source::folder(dir)?)
+        Self::load(Source::folder(dir)?, None)
     }
 
     /// A model inside the program image: pairs of file name and bytes, checked as a folder is.
     pub fn embedded(files: &'static [(&'static str, &'static [u8])]) -> Result<Self> {
-        let checkpoint = Self::load(Source::Embedded(files))?;
+        let checkpoint = Self::load(Source::Embedded(files), None)?;
         checkpoint.scan(false)?;
         Ok(checkpoint)
     }
 
-    fn load(source: Source) -> Result<Self> {
+    fn load(source: Source, engram: Option<Source>) -> Result<Self> {
         let config =
             Config::from_json(&source.text("config.json", MAX_CONFIG_BYTES)?, &source.label("config.json"))?;
         let (names, index) = source.shards()?;
         let mut shards = Vec::with_capacity(names.len());
         let mut tensors = HashMap::new();
         for name in names {
-            let label = source.label(&name);
-            let bytes = source.bytes(&name)?;
-            let header = header::parse(&bytes).map_err(|lie| match lie.tensor {
-                Some(tensor) => Error::tensor(&label, tensor, lie.what),
-                None => Error::invalid(&label, lie.what),
-            })?;
-            if header.format.as_deref() == Some("mlx") {
-                return Err(Error::unsupported(
-                    &label,
-                    "is an MLX conversion, which is not supported; use the released safetensors checkpoint",
-                ));
-            }
-            for t in header.tensors {
+            let (shard, places) = read_shard(&source, name, false)?;
+            let (name, label) = (&shard.name, &shard.label);
+            for t in places {
                 if let Some(index) = &index {
                     match index.get(&t.name) {
-                        Some(file) if *file == name => {}
+                        Some(file) if file == name => {}
                         Some(file) => {
                             let what = format!("is in this file, but the index says {file}");
-                            return Err(Error::tensor(&label, t.name, what));
+                            return Err(Error::tensor(label, t.name, what));
                         }
-                        None => return Err(Error::tensor(&label, t.name, "is not in the index")),
+                        None => return Err(Error::tensor(label, t.name, "is not in the index")),
                     }
                 }
-                let entry = Entry {
-                    shard: shards.len(),
-                    dtype: t.dtype,
-                    shape: t.shape,
-                    offset: t.offset,
-                    len: t.len,
-                    group: Group::Embedding,
-                    copy: OnceLock::new(),
-                };
-                if let Some(other) = tensors.insert(t.name.clone(), entry) {
-                    let first: &Shard = &shards[other.shard];
-                    return Err(Error::tensor(&label, t.name, format!("is also in {}", first.name)));
+                let name = t.name.clone();
+                if let Some(other) = tensors.insert(name.clone(), entry(shards.len(), t)) {
+                    let first: &Shard =
+                        if other.shard == shards.len() { &shard } else { &shards[other.shard] };
+                    return Err(Error::tensor(label, name, format!("is also in {}", first.name)));
                 }
             }
-            shards.push(Shard { name, bytes });
+            shards.push(shard);
         }
         if let Some((tensor, file)) = index.iter().flatten().find(|(t, _)| !tensors.contains_key(*t)) {
             let what = format!("is said to be in {file}, which does not hold it");
@@ -137,16 +154,54 @@ impl Checkpoint {
         }
         let any = |prefixes: &[&str]| tensors.keys().any(|n| prefixes.iter().any(|p| n.starts_with(p)));
         let (dspark, vision) = (any(&["mtp."]), any(&["vision.", "aligner.", "image_"]));
-        let mut checkpoint =
-            Self { config, source, shards, tensors, dspark, vision, copied: AtomicUsize::new(0) };
+        let exl3 = HashMap::new();
+        let copied = AtomicUsize::new(0);
+        let mut checkpoint = Self { config, source, engram, shards, tensors, exl3, dspark, vision, copied };
+        checkpoint.rename_head();
+        checkpoint.take_engram()?;
         checkpoint.match_inventory()?;
         Ok(checkpoint)
     }
 
+    /// Adds the Engram tables of the second folder.
+    fn take_engram(&mut self) -> Result<()> {
+        let Some(source) = &self.engram else { return Ok(()) };
+        let wanted: Vec<String> =
+            self.config.inventory().filter(|t| t.group == Group::EngramTable).map(|t| t.name).collect();
+        if wanted.is_empty() || wanted.iter().any(|n| self.tensors.contains_key(n)) {
+            let what = "holds all Engram tables that its configuration has; leave out --engram-from";
+            return Err(Error::invalid(self.source.root(), what));
+        }
+        if source.names()?.iter().any(|n| n == "config.json") {
+            let label = source.label("config.json");
+            let other = Config::from_json(&source.text("config.json", MAX_CONFIG_BYTES)?, &label)?;
+            if other.engram != self.config.engram || other.vocab_size != self.config.vocab_size {
+                let what = format!("describes other Engram tables than {}", self.source.label("config.json"));
+                return Err(Error::invalid(label, what));
+            }
+        }
+        for file in source.shards_of(&wanted)? {
+            let (shard, places) = read_shard(source, file, true)?;
+            for t in places.into_iter().filter(|t| wanted.contains(&t.name)) {
+                let name = t.name.clone();
+                if self.tensors.insert(name.clone(), entry(self.shards.len(), t)).is_some() {
+                    return Err(Error::tensor(&shard.label, name, "is in two of the folder's files"));
+                }
+            }
+            self.shards.push(shard);
+        }
+        match wanted.into_iter().find(|n| !self.tensors.contains_key(n)) {
+            Some(name) => Err(Error::tensor(source.root(), name, "is missing")),
+            None => Ok(()),
+        }
+    }
+
     /// Draft head and vision may be absent as a whole; everything else must be there, and nothing more.
     fn match_inventory(&mut self) -> Result<()> {
-        let mut found = 0;
-        for want in self.config.inventory() {
+        let storage = Storage::read(&self.source, &self.config.quantization)?;
+        let mut taken = String::new();
+        let config = self.config.clone();
+        for want in config.inventory() {
             let optional = match want.group {
                 Group::Dspark => !self.dspark,
                 Group::Vision | Group::ImageMarks => !self.vision,
@@ -155,10 +210,23 @@ impl Checkpoint {
             if optional {
                 continue;
             }
+            if want.name.strip_suffix(".scale") == Some(&taken) {
+                continue;
+            }
+            if self.take_exl3(&want, &storage)? || self.take_mxfp8_head(&want) {
+                taken = want.name.trim_end_matches(".weight").to_owned();
+                continue;
+            }
             let Some(entry) = self.tensors.get_mut(&want.name) else {
-                return Err(Error::tensor(self.source.root(), want.name, "is missing"));
+                let what = match want.group {
+                    Group::EngramTable => {
+                        "is missing; take the tables of the released model: --engram-from DIR"
+                    }
+                    _ => "is missing",
+                };
+                return Err(Error::tensor(self.source.root(), want.name, what));
             };
-            let label = || self.source.label(&self.shards[entry.shard].name);
+            let label = || self.shards[entry.shard].label.clone();
             if entry.dtype != want.dtype {
                 let what = format!("is {}, not {}", entry.dtype.name(), want.dtype.name());
                 return Err(Error::tensor(label(), want.name, what));
@@ -167,16 +235,11 @@ impl Checkpoint {
                 let what = format!("has shape {:?}, not {:?}", entry.shape, want.shape);
                 return Err(Error::tensor(label(), want.name, what));
             }
-            entry.group = want.group;
-            found += 1;
+            entry.take(want.group);
         }
-        if found == self.tensors.len() {
-            return Ok(());
-        }
-        let expected: std::collections::HashSet<String> = self.config.inventory().map(|t| t.name).collect();
-        let extra = self.tensors.iter().filter(|(n, _)| !expected.contains(*n)).min_by_key(|(n, _)| *n);
-        let (name, entry) = extra.expect("more tensors than expected ones, so one is not among them");
-        let label = self.source.label(&self.shards[entry.shard].name);
+        let extra = self.tensors.iter().filter(|(_, e)| !e.taken).min_by_key(|(n, _)| *n);
+        let Some((name, entry)) = extra else { return Ok(()) };
+        let label = &self.shards[entry.shard].label;
         Err(Error::tensor(label, name, "is superfluous: the configuration has no place for it"))
     }
 
@@ -188,6 +251,21 @@ impl Checkpoint {
     /// The folder or the name of the embedded model, for messages.
     pub fn location(&self) -> String {
         self.source.root()
+    }
+
+    /// The folder that the Engram tables are taken from, where it is another one.
+    pub fn engram_location(&self) -> Option<String> {
+        self.engram.as_ref().map(Source::root)
+    }
+
+    /// The files that hold the tensors, those of the Engram tables' folder last.
+    pub fn files(&self) -> Vec<ModelFile<'_>> {
+        let one = |s: &'_ Shard| {
+            let source = self.engram.as_ref().filter(|_| s.engram).unwrap_or(&self.source);
+            (source.path(&s.name), s.engram)
+        };
+        let files = self.shards.iter().map(|s| (s, one(s)));
+        files.map(|(s, (path, engram))| ModelFile { name: &s.name, path, engram }).collect()
     }
 
     /// Whether the draft head's tensors are there.
@@ -267,11 +345,16 @@ impl Checkpoint {
         self.entry(name).map(|e| self.bytes(e))
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry> {
+    pub(crate) fn entry(&self, name: &str) -> Result<&Entry> {
         self.tensors.get(name).ok_or_else(|| Error::tensor(self.source.root(), name, "is missing"))
     }
 
-    fn bytes(&self, e: &Entry) -> Bytes {
+    /// Counts tensors that are copied for another reason than their place.
+    pub(crate) fn count_copies(&self, n: usize) {
+        self.copied.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn bytes(&self, e: &Entry) -> Bytes {
         let place = || {
             let shard = &self.shards[e.shard].bytes;
             shard.slice(e.offset, e.len).expect("the header was checked against the file's length")
@@ -290,10 +373,13 @@ impl Checkpoint {
     /// name (`layers.3.hc_attn_fn`, `layers.2.attn.attn_sink`). A vector has one row; higher ranks are flattened to
     /// `[first, rest]`.
     pub fn weight(&self, module: &str) -> Result<Weight> {
+        if let Some(exl3) = self.exl3.get(module) {
+            return self.exl3_weight(module, exl3);
+        }
         let full = format!("{module}.weight");
         let name = if self.tensors.contains_key(&full) { full.as_str() } else { module };
         let e = self.entry(name)?;
-        let bad = |what: String| Error::tensor(self.source.label(&self.shards[e.shard].name), name, what);
+        let bad = |what: String| Error::tensor(&self.shards[e.shard].label, name, what);
         let (rows, cols) = match e.shape.as_slice() {
             [] => (1, 1),
             [n] => (1, *n),
@@ -337,18 +423,37 @@ impl Checkpoint {
             .min_by(|a, b| a.0.cmp(b.0));
         match fault {
             None => Ok(()),
-            Some((name, shard, what)) => {
-                Err(Error::tensor(self.source.label(&self.shards[shard].name), name, what))
-            }
+            Some((name, shard, what)) => Err(Error::tensor(&self.shards[shard].label, name, what)),
         }
     }
+}
+
+/// One shard and where its tensors lie.
+fn read_shard(source: &Source, name: String, engram: bool) -> Result<(Shard, Vec<header::Place>)> {
+    let (label, bytes) = (source.label(&name), source.bytes(&name)?);
+    let header = header::parse(&bytes).map_err(|lie| match lie.tensor {
+        Some(tensor) => Error::tensor(&label, tensor, lie.what),
+        None => Error::invalid(&label, lie.what),
+    })?;
+    if header.format.as_deref() == Some("mlx") {
+        return Err(Error::unsupported(
+            &label,
+            "is an MLX conversion, which is not supported; use the released safetensors checkpoint",
+        ));
+    }
+    Ok((Shard { name, label, bytes, engram }, header.tensors))
+}
+
+fn entry(shard: usize, t: header::Place) -> Entry {
+    let header::Place { dtype, shape, offset, len, .. } = t;
+    Entry { shard, dtype, shape, offset, len, group: Group::Embedding, taken: false, copy: OnceLock::new() }
 }
 
 /// Whether a tensor is scanned at every load.
 fn is_quick(e: &Entry) -> bool {
     match e.dtype {
         Dtype::E8m0 => e.group != Group::EngramTable,
-        Dtype::F32 => true,
+        Dtype::F32 | Dtype::F16 => true,
         Dtype::Bf16 => e.len <= 1 << 20,
         _ => false,
     }

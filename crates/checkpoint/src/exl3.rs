@@ -81,6 +81,25 @@ impl Exl3 {
         (self.trellis.len() + self.suh.len() + self.svh.len()) as u64
     }
 
+    /// The outputs `first..first + count` as a layer of their own, copied together; both are multiples of 128.
+    pub(crate) fn columns(&self, first: usize, count: usize) -> Self {
+        let whole = first.is_multiple_of(exl3::BLOCK) && count.is_multiple_of(exl3::BLOCK);
+        assert!(whole && first + count <= self.rows, "outputs {first}+{count} of {}", self.rows);
+        let tile = self.rate.tile_bytes();
+        let band = self.shape[1] * tile;
+        let (from, to) = (first / 16 * tile, (first + count) / 16 * tile);
+        let tiles: Vec<u8> =
+            self.trellis.chunks_exact(band).flat_map(|row| &row[from..to]).copied().collect();
+        Self {
+            rows: count,
+            shape: [self.shape[0], count / 16, self.shape[2]],
+            trellis: Bytes::copied(&tiles),
+            suh: self.suh.clone(),
+            svh: Bytes::copied(&self.svh[2 * first..2 * (first + count)]),
+            ..*self
+        }
+    }
+
     /// Decodes output rows `first..first + out.len() / cols` exactly into `out`; `first` is a multiple of 128, and the
     /// count too unless it ends at the last row.
     pub(crate) fn decode_rows(&self, first: usize, out: &mut [f32]) {

@@ -85,6 +85,8 @@ pub struct Expected {
     pub shape: Vec<usize>,
     /// What it belongs to.
     pub group: Group,
+    /// For the `.weight` of a linear layer its output and input features: a pack may hold the layer as EXL3 instead.
+    pub linear: Option<[usize; 2]>,
 }
 
 impl Expected {
@@ -100,7 +102,13 @@ struct Part(Vec<Expected>);
 
 impl Part {
     fn add(&mut self, group: Group, dtype: Dtype, name: String, shape: &[usize]) {
-        self.0.push(Expected { name, dtype, shape: shape.to_vec(), group });
+        self.0.push(Expected { name, dtype, shape: shape.to_vec(), group, linear: None });
+    }
+
+    fn linear(&mut self, group: Group, dtype: Dtype, module: &str, rows: usize, cols: usize) {
+        let packed = if dtype == Dtype::I8 { cols / 2 } else { cols };
+        self.add(group, dtype, format!("{module}.weight"), &[rows, packed]);
+        self.0.last_mut().expect("just added").linear = Some([rows, cols]);
     }
 
     fn bf16(&mut self, group: Group, name: String, shape: &[usize]) {
@@ -113,13 +121,13 @@ impl Part {
 
     /// E4M3 with a scale per 32x32 block.
     fn fp8(&mut self, group: Group, module: String, rows: usize, cols: usize) {
-        self.add(group, Dtype::E4m3, format!("{module}.weight"), &[rows, cols]);
+        self.linear(group, Dtype::E4m3, &module, rows, cols);
         self.add(group, Dtype::E8m0, format!("{module}.scale"), &[rows.div_ceil(32), cols.div_ceil(32)]);
     }
 
     /// Packed E2M1 with a scale per row and 32 columns.
     fn fp4(&mut self, group: Group, module: String, rows: usize, cols: usize) {
-        self.add(group, Dtype::I8, format!("{module}.weight"), &[rows, cols / 2]);
+        self.linear(group, Dtype::I8, &module, rows, cols);
         self.add(group, Dtype::E8m0, format!("{module}.scale"), &[rows, cols / 32]);
     }
 }
@@ -139,7 +147,7 @@ impl Config {
         let mut p = Part::default();
         p.bf16(Group::Embedding, "embed.weight".into(), &[v, d]);
         p.bf16(Group::Norm, "norm.weight".into(), &[d]);
-        p.bf16(Group::Embedding, "head.weight".into(), &[v, d]);
+        p.linear(Group::Embedding, Dtype::Bf16, "head", v, d);
         p
     }
 
@@ -152,18 +160,18 @@ impl Config {
         let own_kv = plan.kv_source == Some(l);
         let g = Group::KvIndex;
         if own_kv {
-            p.bf16(g, format!("{pre}.attn.compressor.wkv.weight"), &[hd, d]);
+            p.linear(g, Dtype::Bf16, &format!("{pre}.attn.compressor.wkv"), hd, d);
             p.bf16(g, format!("{pre}.attn.compressor.norm.weight"), &[hd]);
             if plan.ratio > 1 {
-                p.bf16(g, format!("{pre}.attn.compressor.wgate.weight"), &[hd, d]);
+                p.linear(g, Dtype::Bf16, &format!("{pre}.attn.compressor.wgate"), hd, d);
             }
         }
         if plan.index_source == Some(l) {
             let (n, id) = (self.index_n_heads, self.index_head_dim);
             p.fp8(g, format!("{pre}.attn.indexer.wq_b"), n * id, self.q_lora_rank);
-            p.bf16(g, format!("{pre}.attn.indexer.weights_proj.weight"), &[n, d]);
+            p.linear(g, Dtype::Bf16, &format!("{pre}.attn.indexer.weights_proj"), n, d);
             if own_kv {
-                p.bf16(g, format!("{pre}.attn.indexer.wk.weight"), &[id, hd]);
+                p.linear(g, Dtype::Bf16, &format!("{pre}.attn.indexer.wk"), id, hd);
                 p.bf16(g, format!("{pre}.attn.indexer.k_norm.weight"), &[id]);
             }
         }
@@ -224,7 +232,7 @@ impl Config {
             let rank = self.dspark.markov_rank;
             p.bf16(g, format!("{pre}.norm.weight"), &[d]);
             p.bf16(g, format!("{pre}.markov_head.embed.weight"), &[v, rank]);
-            p.bf16(g, format!("{pre}.markov_head.head.weight"), &[v, rank]);
+            p.linear(g, Dtype::Bf16, &format!("{pre}.markov_head.head"), v, rank);
             p.bf16(g, format!("{pre}.confidence_head.proj.weight"), &[1, d + rank]);
         }
         for t in &mut p.0 {

@@ -12,7 +12,8 @@ pub(crate) fn fault(dtype: Dtype, bytes: &[u8]) -> Option<String> {
     let (first, what) = match dtype {
         Dtype::E8m0 => (first(bytes, |c| c.iter().position(|b| *b == 255)), "scale 255 (NaN)"),
         Dtype::E4m3 => (first(bytes, |c| c.iter().position(|b| b & 0x7f == 0x7f)), "a NaN code"),
-        Dtype::Bf16 => (first(bytes, bf16_position), "a non-finite value"),
+        Dtype::Bf16 => (first(bytes, |c| word_position(c, 0x7f80)), "a non-finite value"),
+        Dtype::F16 => (first(bytes, |c| word_position(c, 0x7c00)), "a non-finite value"),
         Dtype::F32 => (first(bytes, f32_position), "a non-finite value"),
         _ => (None, ""),
     };
@@ -24,9 +25,9 @@ fn first(bytes: &[u8], position: impl Fn(&[u8]) -> Option<usize> + Sync) -> Opti
     bytes.par_chunks(CHUNK).enumerate().find_map_first(|(i, chunk)| position(chunk).map(|p| i * CHUNK + p))
 }
 
-fn bf16_position(chunk: &[u8]) -> Option<usize> {
-    let exponent = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]) & 0x7f80;
-    chunk.chunks_exact(2).position(|b| exponent(b) == 0x7f80).map(|i| 2 * i)
+/// Two-byte floats whose exponent bits are all set.
+fn word_position(chunk: &[u8], exponent: u16) -> Option<usize> {
+    chunk.chunks_exact(2).position(|b| u16::from_le_bytes([b[0], b[1]]) & exponent == exponent).map(|i| 2 * i)
 }
 
 fn f32_position(chunk: &[u8]) -> Option<usize> {

@@ -66,6 +66,14 @@ impl Source {
         }
     }
 
+    /// Where `file` is; none inside the program.
+    pub(crate) fn path(&self, file: &str) -> Option<PathBuf> {
+        match self {
+            Source::Folder(dir) => Some(dir.join(file)),
+            Source::Embedded(_) => None,
+        }
+    }
+
     /// The name of the whole in messages.
     pub(crate) fn root(&self) -> String {
         match self {
@@ -175,6 +183,29 @@ impl Source {
             ));
         }
         Ok((shards.into_iter().map(|s| s.0).collect(), None))
+    }
+}
+
+impl Source {
+    /// The files that hold `tensors`; the folder may lack all others.
+    pub(crate) fn shards_of(&self, tensors: &[String]) -> Result<Vec<String>> {
+        const INDEX: &str = "model.safetensors.index.json";
+        let names = self.names()?;
+        let mut files: Vec<String> = if names.iter().any(|n| n == INDEX) {
+            let label = self.label(INDEX);
+            let map = serde_json::from_str::<Index>(&self.text(INDEX, MAX_INDEX_BYTES)?)
+                .map_err(|e| Error::invalid(&label, format!("is not a valid index: {e}")))?
+                .0;
+            let file = |t: &String| {
+                map.get(t).cloned().ok_or_else(|| Error::tensor(&label, t, "is not in the index"))
+            };
+            tensors.iter().map(file).collect::<Result<_>>()?
+        } else {
+            names.into_iter().filter(|n| n.ends_with(".safetensors")).collect()
+        };
+        files.sort();
+        files.dedup();
+        Ok(files)
     }
 }
 

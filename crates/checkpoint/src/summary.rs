@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{Checkpoint, Config, Dtype, Group, LayerPlan};
+use crate::{Checkpoint, Config, Dtype, Form, Group, LayerPlan};
 
 /// Tensors and bytes of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -16,6 +16,21 @@ pub struct GroupSum {
     /// Logical values, scales excluded.
     pub parameters: u64,
     /// Stored bytes.
+    pub bytes: u64,
+}
+
+/// Weights of one group in one form.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FormSum {
+    /// The group.
+    pub group: Group,
+    /// The form; for EXL3 with rate and codebook.
+    pub form: String,
+    /// Weights, each with its scales; for EXL3 layers.
+    pub weights: u64,
+    /// Logical values.
+    pub parameters: u64,
+    /// Stored bytes, scales and markers included.
     pub bytes: u64,
 }
 
@@ -58,6 +73,8 @@ pub struct ShardSum {
 pub struct Summary {
     /// Folder, or the configuration file.
     pub location: String,
+    /// The folder that the Engram tables are taken from, where it is another one.
+    pub engram_from: Option<String>,
     /// All tensors.
     pub tensors: u64,
     /// Logical values of all tensors but scales.
@@ -68,6 +85,8 @@ pub struct Summary {
     pub groups: Vec<GroupSum>,
     /// Stored types that occur.
     pub dtypes: Vec<DtypeSum>,
+    /// Forms of the weights by group; empty for a configuration alone.
+    pub forms: Vec<FormSum>,
     /// Groups that the configuration implies and the folder lacks.
     pub missing: Vec<Group>,
     /// Shards; empty for a configuration alone.
@@ -97,11 +116,13 @@ impl Summary {
             .collect();
         Self {
             location,
+            engram_from: None,
             tensors: 0,
             parameters: 0,
             bytes: 0,
             groups: Vec::new(),
             dtypes: Vec::new(),
+            forms: Vec::new(),
             missing: Vec::new(),
             shards: Vec::new(),
             misaligned: 0,
@@ -113,7 +134,8 @@ impl Summary {
     fn count(&mut self, group: Group, dtype: Dtype, elements: u64) {
         let bytes = elements * dtype.size() as u64;
         let parameters = match dtype {
-            Dtype::E8m0 => 0,
+            // What belongs to EXL3 layers is counted by layer.
+            Dtype::E8m0 | Dtype::I16 | Dtype::F16 | Dtype::I32 => 0,
             Dtype::I8 => 2 * elements,
             _ => elements,
         };
@@ -141,6 +163,44 @@ impl Summary {
 }
 
 impl Checkpoint {
+    fn form_sums(&self) -> Vec<FormSum> {
+        let mut sums = std::collections::BTreeMap::new();
+        let mut add = |group: Group, form: String, parameters: usize, bytes: u64| {
+            let sum = sums.entry((group, form.clone())).or_insert(FormSum {
+                group,
+                form,
+                weights: 0,
+                parameters: 0,
+                bytes: 0,
+            });
+            sum.weights += 1;
+            sum.parameters += parameters as u64;
+            sum.bytes += bytes;
+        };
+        for module in self.exl3.values() {
+            for layer in &module.layers {
+                let form = format!("exl3 {} {}", layer.rate, layer.codebook.name());
+                add(module.group, form, layer.rows * module.cols, self.exl3_bytes(layer));
+            }
+        }
+        for (name, e) in &self.tensors {
+            let scale = |module: &str| self.tensors.get(&format!("{module}.scale"));
+            let scale = name.strip_suffix(".weight").and_then(scale);
+            let elements = e.len / e.dtype.size();
+            let (form, parameters) = match (e.dtype, scale) {
+                (Dtype::F32, _) => (Form::F32, elements),
+                (Dtype::Bf16, _) => (Form::Bf16, elements),
+                (Dtype::I8, Some(_)) => (Form::Fp4Row32, 2 * elements),
+                (Dtype::E4m3, Some(s)) if s.shape.first() == e.shape.first() => (Form::Fp8Row32, elements),
+                (Dtype::E4m3, Some(_)) => (Form::Fp8Block32, elements),
+                _ => continue,
+            };
+            let bytes = e.len + scale.map_or(0, |s| s.len);
+            add(e.group, form.name().into(), parameters, bytes as u64);
+        }
+        sums.into_values().collect()
+    }
+
     /// The report of this folder.
     pub fn summary(&self) -> Summary {
         let config = self.config();
@@ -148,12 +208,22 @@ impl Checkpoint {
         for t in self.tensors() {
             out.count(t.group, t.dtype, t.len / t.dtype.size() as u64);
         }
+        for module in self.exl3.values() {
+            let parameters = (module.rows * module.cols) as u64;
+            out.parameters += parameters;
+            out.groups
+                .iter_mut()
+                .filter(|g| g.group == module.group)
+                .for_each(|g| g.parameters += parameters);
+        }
+        out.forms = self.form_sums();
         if config.dspark.stages > 0 && !self.has_dspark() {
             out.missing.push(Group::Dspark);
         }
         if config.vision.num_hidden_layers > 0 && !self.has_vision() {
             out.missing.extend([Group::Vision, Group::ImageMarks]);
         }
+        out.engram_from = self.engram_location();
         out.shards = self.shard_sums();
         out.misaligned = self.misaligned();
         out
@@ -177,6 +247,9 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let c = &self.config;
         writeln!(f, "{}", self.location)?;
+        if let Some(folder) = &self.engram_from {
+            writeln!(f, "Engram tables from {folder}")?;
+        }
         writeln!(
             f,
             "DeepSeek-V4.1: {} layers, hidden {}, {} heads of {}, {} experts top {}, vocabulary {}, context {}",
@@ -208,6 +281,18 @@ impl fmt::Display for Summary {
         for d in &self.dtypes {
             let (n, e, b) = (grouped(d.tensors), grouped(d.elements), grouped(d.bytes));
             writeln!(f, "{:<16}{n:>10}{e:>22}{b:>22}", d.dtype.name())?;
+        }
+        if self.config.quantization.exl3 {
+            writeln!(
+                f,
+                "\n{:<16}{:<16}{:>10}{:>22}{:>22}{:>8}",
+                "group", "form", "weights", "parameters", "bytes", "bits"
+            )?;
+            for s in &self.forms {
+                let (n, p, b) = (grouped(s.weights), grouped(s.parameters), grouped(s.bytes));
+                let bits = s.bytes as f64 * 8.0 / s.parameters as f64;
+                writeln!(f, "{:<16}{:<16}{n:>10}{p:>22}{b:>22}{bits:>8.3}", s.group.name(), s.form)?;
+            }
         }
         if !self.shards.is_empty() {
             writeln!(f, "\n{:<48}{:>22}", "shard", "bytes")?;

@@ -15,6 +15,8 @@ use numerics::generator::Stream;
 use serde_json::{Value, json};
 
 const MUTATIONS: u64 = 10_000;
+/// Those of a pack.
+const PACK_MUTATIONS: u64 = 6_000;
 /// Live bytes that opening may add. The model has 0.2 MB; the largest list that a valid configuration can ask for is
 /// one layer's inventory of 4096 experts, about 4 MB.
 const MEMORY_LIMIT: usize = 16 << 20;
@@ -76,20 +78,52 @@ fn small_config() -> Value {
     tree
 }
 
-fn write_small_model(dir: &Path) {
-    let text = serde_json::to_string_pretty(&small_config()).unwrap();
+/// A tensor of the small model.
+struct Made {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Vec<u8>,
+}
+
+/// The model's tensors; in a pack the linear layers that `exl3` gives a rate are EXL3.
+fn tensors(config: &Config, exl3: impl Fn(&str) -> Option<f64>) -> Vec<Made> {
+    let mut out = Vec::new();
+    let mut scale = String::new();
+    for t in config.inventory().filter(|t| !t.name.contains(".engram.embed.") || exl3("head").is_none()) {
+        let module = t.name.trim_end_matches(".weight").to_owned();
+        if t.name == scale {
+            continue;
+        }
+        let Some(([rows, cols], bits)) = t.linear.zip(exl3(&module)) else {
+            let data = vec![if t.dtype == Dtype::E8m0 { 127 } else { 0 }; t.bytes() as usize];
+            out.push(Made { name: t.name, dtype: t.dtype, shape: t.shape, data });
+            continue;
+        };
+        scale = format!("{module}.scale");
+        let words = exl3::Rate::from_bits(bits).unwrap().words16();
+        let (i, o) = (cols.next_multiple_of(128), rows.next_multiple_of(128));
+        let mut add = |part: &str, dtype: Dtype, shape: Vec<usize>, data: Vec<u8>| {
+            out.push(Made { name: format!("{module}.{part}"), dtype, shape, data });
+        };
+        add("trellis", Dtype::I16, vec![i / 16, o / 16, words], vec![0x5A; i / 16 * o / 16 * words * 2]);
+        add("suh", Dtype::F16, vec![i], vec![0x2C; 2 * i]);
+        add("svh", Dtype::F16, vec![o], vec![0x3C; 2 * o]);
+        add("mul1", Dtype::I32, vec![], exl3::Codebook::Mul1.multiplier().to_le_bytes().to_vec());
+    }
+    out
+}
+
+fn write_model(dir: &Path, config: &Value, exl3: impl Fn(&str) -> Option<f64>) {
+    let text = serde_json::to_string_pretty(config).unwrap();
     fs::write(dir.join(CONFIG), &text).unwrap();
     let config = Config::from_json(&text, CONFIG).unwrap();
-    let tensors: Vec<_> = config.inventory().collect();
-    let data: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|t| vec![if t.dtype == Dtype::E8m0 { 127 } else { 0 }; t.bytes() as usize])
-        .collect();
+    let tensors = tensors(&config, exl3);
     let item = |i: usize| write::Item {
         name: &tensors[i].name,
         dtype: tensors[i].dtype,
         shape: &tensors[i].shape,
-        data: &data[i],
+        data: &tensors[i].data,
     };
     let half = tensors.len() / 2;
     for (shard, range) in SHARDS.iter().zip([0..half, half..tensors.len()]) {
@@ -248,56 +282,86 @@ fn mutate(draw: &mut Draw, files: &HashMap<&'static str, Vec<u8>>) -> (&'static 
 }
 
 /// Opens the folder and uses everything it offers.
-fn use_whole(dir: &Path) -> Result<(), checkpoint::Error> {
-    let model = Checkpoint::open(dir)?;
+fn use_whole(dir: &Path, engram_from: Option<&Path>) -> Result<(), checkpoint::Error> {
+    let model = Checkpoint::open_with(dir, engram_from)?;
     assert!(!model.summary().to_string().is_empty());
     for t in model.tensors() {
-        if !t.name.ends_with(".scale") {
-            let weight = model.weight(t.name.strip_suffix(".weight").unwrap_or(t.name))?;
+        let module = t.name.strip_suffix(".weight").or(t.name.strip_suffix(".trellis"));
+        let part = [".scale", ".suh", ".svh", ".mul1", ".mcg"].iter().any(|p| t.name.ends_with(p));
+        if module.is_some() || !part {
+            let weight = model.weight(module.unwrap_or(t.name))?;
             weight.decode_row(weight.rows() - 1, &mut vec![0.0; weight.cols()]);
         }
     }
     model.verify()
 }
 
-#[test]
-fn ten_thousand_damaged_models() {
-    let dir = tempfile::tempdir().unwrap();
-    write_small_model(dir.path());
-    use_whole(dir.path()).unwrap();
+/// Damages the model in `dir` file by file; returns how many were accepted and refused, by exit code.
+fn damage(dir: &Path, engram_from: Option<&Path>, label: &str, times: u64) -> (u64, HashMap<u8, u64>) {
+    use_whole(dir, engram_from).unwrap();
     let files: HashMap<&'static str, Vec<u8>> = [CONFIG, INDEX, SHARDS[0], SHARDS[1]]
         .into_iter()
-        .map(|name| (name, fs::read(dir.path().join(name)).unwrap()))
+        .map(|name| (name, fs::read(dir.join(name)).unwrap()))
         .collect();
     // A new file each time: some file systems flush a file that is truncated and written again.
     let put = |name: &str, bytes: &[u8]| {
-        fs::remove_file(dir.path().join(name)).unwrap();
-        fs::write(dir.path().join(name), bytes).unwrap();
+        fs::remove_file(dir.join(name)).unwrap();
+        fs::write(dir.join(name), bytes).unwrap();
     };
     let (mut accepted, mut refused) = (0, HashMap::<u8, u64>::new());
-    for n in 0..MUTATIONS {
-        let mut draw = Draw { stream: Stream::new("mutation", n), next: 0 };
+    for n in 0..times {
+        let mut draw = Draw { stream: Stream::new(label, n), next: 0 };
         let (name, bytes) = mutate(&mut draw, &files);
         put(name, &bytes);
         let before = LIVE.load(Relaxed);
         PEAK.store(before, Relaxed);
-        let result = catch_unwind(AssertUnwindSafe(|| use_whole(dir.path())));
+        let result = catch_unwind(AssertUnwindSafe(|| use_whole(dir, engram_from)));
         let grown = PEAK.load(Relaxed).saturating_sub(before);
-        assert!(grown < MEMORY_LIMIT, "mutation {n} of {name} took {grown} bytes");
+        assert!(grown < MEMORY_LIMIT, "{label} {n} of {name} took {grown} bytes");
         match result {
-            Err(_) => panic!("mutation {n} of {name} panicked"),
+            Err(_) => panic!("{label} {n} of {name} panicked"),
             Ok(Ok(())) => accepted += 1,
             Ok(Err(e)) => {
                 let text = e.to_string();
-                assert!(!text.contains('\n') && text.len() < 2000, "mutation {n}: {text}");
+                assert!(!text.contains('\n') && text.len() < 2000, "{label} {n}: {text}");
                 *refused.entry(e.exit_code()).or_default() += 1;
             }
         }
         put(name, &files[name]);
     }
-    use_whole(dir.path()).unwrap();
-    println!("accepted {accepted}, refused by exit code {refused:?}");
+    use_whole(dir, engram_from).unwrap();
+    println!("{label}: accepted {accepted}, refused by exit code {refused:?}");
+    assert!(!refused.contains_key(&6), "damaged content is no I/O error: {refused:?}");
+    (accepted, refused)
+}
+
+// One test: the counters of memory are the process's.
+#[test]
+fn thousands_of_damaged_models() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model(dir.path(), &small_config(), |_| None);
+    let (accepted, refused) = damage(dir.path(), None, "mutation", MUTATIONS);
     // The damage is real, and harmless changes exist: both roads are travelled.
     assert!(refused[&4] > MUTATIONS / 2 && refused[&3] > 50 && accepted > 50, "{accepted} {refused:?}");
-    assert!(!refused.contains_key(&6), "damaged content is no I/O error: {refused:?}");
+
+    let pack = tempfile::tempdir().unwrap();
+    let mut config = small_config();
+    config["quantization_config"] = json!({
+        "quant_method": "exl3", "bits": 1.4, "head_bits": 2, "codebook": "mul1", "layer_bits": { "0": 1, "1": 1 },
+        "expert_bits": { "2": { "gu": 1.5, "down": 1 } }
+    });
+    write_model(pack.path(), &config, |module| {
+        let last = module.rsplit('.').next().unwrap();
+        let third = module.starts_with("layers.2.ffn.experts.") && matches!(last, "w1" | "w3");
+        Some(if module == "head" {
+            2.0
+        } else if third {
+            1.5
+        } else {
+            1.0
+        })
+    });
+    let (accepted, refused) = damage(pack.path(), Some(dir.path()), "pack", PACK_MUTATIONS);
+    // Most bytes of a pack are trellis and scales, of which any bits are valid.
+    assert!(refused[&4] > PACK_MUTATIONS / 3 && refused[&3] > 20 && accepted > 50, "{accepted} {refused:?}");
 }

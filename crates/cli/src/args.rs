@@ -42,6 +42,9 @@ pub enum Command {
 pub struct Model {
     /// Model folder (Hugging Face cache entries too); the built-in demo model by default
     pub model: Option<PathBuf>,
+    /// Folder that holds the Engram tables, for a pack without them: the released model, or just the shards they are in
+    #[arg(long, value_name = "DIR", requires = "model")]
+    pub engram_from: Option<PathBuf>,
     /// Where to compute: cpu, metal, cuda or emu
     #[arg(long, default_value = "cpu", value_name = "DEVICE")]
     pub device: Device,
@@ -58,7 +61,7 @@ impl Model {
     pub fn open(&self) -> Result<Checkpoint, Failure> {
         self.device.require()?;
         Ok(match &self.model {
-            Some(dir) => Checkpoint::open(dir)?,
+            Some(dir) => Checkpoint::open_with(dir, self.engram_from.as_deref())?,
             None => demo::open()?,
         })
     }
@@ -213,6 +216,9 @@ pub struct Inspect {
     /// Model folder; the built-in demo model by default
     #[arg(conflicts_with = "config")]
     pub model: Option<PathBuf>,
+    /// Folder that holds the Engram tables, for a pack without them
+    #[arg(long, value_name = "DIR", requires = "model")]
+    pub engram_from: Option<PathBuf>,
     /// A config.json alone: what its checkpoint would hold
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,

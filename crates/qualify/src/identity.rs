@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Group};
 use sha2::{Digest, Sha256};
 
 use crate::{
     Error, Result,
     digest::hex,
-    receipt::{CheckpointId, FileHash},
+    receipt::{CheckpointId, EngramId, FileHash},
     sha256_file,
 };
 
@@ -30,7 +30,13 @@ pub fn fingerprint(checkpoint: &Checkpoint) -> Result<String> {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(&*bytes);
     }
-    for t in checkpoint.tensors() {
+    sample(&mut hash, checkpoint, |_| true)?;
+    Ok(hex(&hash.finalize()))
+}
+
+/// Adds name, type, shape and samples of the tensors that `wanted` takes.
+fn sample(hash: &mut Sha256, checkpoint: &Checkpoint, wanted: impl Fn(Group) -> bool) -> Result<()> {
+    for t in checkpoint.tensors().into_iter().filter(|t| wanted(t.group)) {
         hash.update(t.name.as_bytes());
         hash.update([0]);
         hash.update(format!("{} {:?}", t.dtype.name(), t.shape));
@@ -41,7 +47,26 @@ pub fn fingerprint(checkpoint: &Checkpoint) -> Result<String> {
             hash.update(&bytes[at..(at + SAMPLE).min(bytes.len())]);
         }
     }
-    Ok(hex(&hash.finalize()))
+    Ok(())
+}
+
+/// Identity of the Engram tables where a second folder holds them; `full` hashes the files.
+fn engram(checkpoint: &Checkpoint, full: bool) -> Result<Option<EngramId>> {
+    let Some(folder) = checkpoint.engram_location() else { return Ok(None) };
+    let mut hash = Sha256::new();
+    sample(&mut hash, checkpoint, |g| g == Group::EngramTable)?;
+    let mut files = Vec::new();
+    for file in checkpoint.files().into_iter().filter(|f| f.engram && full) {
+        let path = file.path.unwrap_or_default();
+        files.push(hashed(&path, file.name.to_owned())?);
+    }
+    let revision = revision(Path::new(&folder)).unwrap_or_default();
+    Ok(Some(EngramId { fingerprint: hex(&hash.finalize()), revision, files }))
+}
+
+fn hashed(path: &Path, name: String) -> Result<FileHash> {
+    let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
+    Ok(FileHash { name, bytes, sha256: sha256_file(path)? })
 }
 
 /// `exl3` where a tensor of that format is present, `fp8+fp4` for the released form.
@@ -64,15 +89,13 @@ pub fn identify(
 ) -> Result<CheckpointId> {
     let mut files = Vec::new();
     if let Some(folder) = folder.filter(|_| full) {
-        let mut names: Vec<String> = checkpoint.tensors().iter().map(|t| t.file.to_owned()).collect();
+        let own = checkpoint.files().into_iter().filter(|f| !f.engram);
+        let mut names: Vec<String> = own.map(|f| f.name.to_owned()).collect();
         names.sort();
-        names.dedup();
         names.extend(["config.json".into(), "tokenizer.json".into()]);
         for file in names {
-            let path = folder.join(&file);
-            let bytes = std::fs::metadata(&path).map_err(Error::io(&path))?.len();
             let name = prefix.map_or(file.clone(), |p| format!("{p}/{file}"));
-            files.push(FileHash { name, bytes, sha256: sha256_file(&path)? });
+            files.push(hashed(&folder.join(&file), name)?);
         }
     }
     Ok(CheckpointId {
@@ -81,6 +104,7 @@ pub fn identify(
         revision: folder.and_then(revision).unwrap_or_default(),
         format: format(checkpoint),
         files,
+        engram: engram(checkpoint, full)?,
     })
 }
 

@@ -53,6 +53,14 @@ impl Subject {
     /// # Errors
     /// A folder that is no checkpoint, or a test model outside a checkout.
     pub fn open(folder: &Path) -> Result<Self> {
+        Self::open_with(folder, None)
+    }
+
+    /// As [`Subject::open`]; a pack without Engram tables takes them from the model in `engram_from`.
+    ///
+    /// # Errors
+    /// A folder that is no checkpoint, or a test model outside a checkout.
+    pub fn open_with(folder: &Path, engram_from: Option<&Path>) -> Result<Self> {
         let word = folder.to_string_lossy().into_owned();
         if ["nano", "micro", "wide"].contains(&word.as_str()) && !folder.exists() {
             if checkout().is_none() {
@@ -67,7 +75,7 @@ impl Subject {
         let name = folder.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
         let demo = checkout().map(|root| root.join("models/demo")).and_then(|d| fs::canonicalize(d).ok());
         let prefix = (demo.is_some() && fs::canonicalize(folder).ok() == demo).then_some("models/demo");
-        let checkpoint = Checkpoint::open(folder)?;
+        let checkpoint = Checkpoint::open_with(folder, engram_from)?;
         Ok(Self { name, checkpoint, folder: Some(folder.to_path_buf()), prefix })
     }
 

@@ -31,6 +31,7 @@ fn receipt(change: impl Fn(&mut Receipt)) -> Receipt {
             revision: String::new(),
             format: "fp8+fp4".into(),
             files: Vec::new(),
+            engram: None,
         }),
         references: Vec::new(),
         command: "hallmark qualify model mine".into(),

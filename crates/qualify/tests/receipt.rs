@@ -7,8 +7,8 @@ use qualify::{
     Verdict,
     inputs::Inputs,
     receipt::{
-        BEGIN, Check, CheckpointId, Context, DeviceId, END, FileHash, Gate, Receipt, Rule, State, diff,
-        replace_table, seal, table, verify,
+        BEGIN, Check, CheckpointId, Context, DeviceId, END, EngramId, FileHash, Gate, Receipt, Rule, State,
+        diff, replace_table, seal, table, verify,
     },
 };
 use serde_json::{Value, json};
@@ -57,6 +57,11 @@ fn sample() -> Receipt {
             revision: String::new(),
             format: "fp8+fp4".into(),
             files: vec![FileHash { name: "config.json".into(), bytes: 3, sha256: "1".repeat(64) }],
+            engram: Some(EngramId {
+                fingerprint: "4".repeat(64),
+                revision: String::new(),
+                files: vec![FileHash { name: "tables.safetensors".into(), bytes: 5, sha256: "5".repeat(64) }],
+            }),
         }),
         references: Vec::new(),
         command: "hallmark qualify model nano".into(),

@@ -1,5 +1,7 @@
 //! Typed access to one JSON object; every error names the field and its section.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
@@ -98,6 +100,30 @@ impl<'a> Fields<'a> {
             None | Some(Value::Null) => Ok(None),
             Some(_) => self.positive(name).map(Some),
         }
+    }
+
+    pub(super) fn optional(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|v| !v.is_null())
+    }
+
+    pub(super) fn optional_name(&self, name: &str) -> Result<Option<&'a str>> {
+        let Some(value) = self.optional(name) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| self.invalid(name, format!("is {value}, not a name")))
+    }
+
+    /// The keys of the object, as layer ids.
+    pub(super) fn layers(&self) -> Result<Vec<(&'a str, usize)>> {
+        let one = |key: &'a String| match key.parse() {
+            Ok(layer) => Ok((key.as_str(), layer)),
+            Err(_) => Err(self.invalid(key, "is not the number of a layer")),
+        };
+        self.map.keys().map(one).collect()
+    }
+
+    /// An object of positive numbers by layer id; empty where it is absent.
+    pub(super) fn numbers_by_layer(&self, name: &str) -> Result<BTreeMap<usize, f64>> {
+        let Some(all) = self.optional_section(name)? else { return Ok(BTreeMap::new()) };
+        all.layers()?.into_iter().map(|(key, layer)| Ok((layer, all.positive(key)?))).collect()
     }
 
     pub(super) fn strings(&self, name: &str) -> Result<Option<Vec<&'a str>>> {

@@ -3,6 +3,7 @@
 mod engram;
 mod fields;
 mod pcg64;
+mod quantization;
 mod schedule;
 
 use std::path::Path;
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use fields::Fields;
+pub use quantization::{Quantization, ROUTED_SCOPE};
 pub use schedule::{LayerPlan, Role};
 
 /// Largest configuration file that is read; the released one has 3,311 bytes.
@@ -138,6 +140,7 @@ pub struct Config {
     pub eos_token_id: u32,
     pub pad_token_id: u32,
     pub image_token_id: u32,
+    pub quantization: Quantization,
 }
 
 impl Config {
@@ -253,6 +256,7 @@ impl Config {
             eos_token_id: root.token("eos_token_id")?,
             pad_token_id: root.token("pad_token_id")?,
             image_token_id: root.token("image_token_id")?,
+            quantization: Quantization::parse(root)?,
         })
     }
 }
@@ -275,7 +279,7 @@ impl Vision {
     }
 }
 
-/// Names what the file is when it is not the released architecture in the released formats.
+/// Names what the file is when it is not the released architecture in a known format.
 fn refuse_other_models(root: &Fields) -> Result<()> {
     if let Some(names) = root.strings("architectures")?.filter(|n| !n.contains(&"DeepseekV41ForCausalLM")) {
         let names = names.join(", ");
@@ -289,12 +293,7 @@ fn refuse_other_models(root: &Fields) -> Result<()> {
             "field quantization marks an MLX conversion, which is not supported; use the released safetensors checkpoint",
         ));
     }
-    let q = root.section("quantization_config")?;
-    q.must_be("quant_method", "fp8")?;
-    q.must_be("scale_fmt", "ue8m0")?;
-    q.must_be("expert_dtype", "fp4")?;
-    q.must_be("activation_scheme", "dynamic")?;
-    q.must_equal("weight_block_size", &serde_json::json!([32, 32]))?;
+    Quantization::parse(root)?;
     let t = root.section("text_config")?;
     t.must_be("hidden_act", "silu")?;
     t.must_be("scoring_func", "sqrtsoftplus")?;

@@ -167,6 +167,22 @@ pub struct CheckpointId {
     pub format: String,
     /// Files; empty where only the fingerprint was taken.
     pub files: Vec<FileHash>,
+    /// The Engram tables' own identity, where a second folder holds them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub engram: Option<EngramId>,
+}
+
+/// Identity of Engram tables that a second folder holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngramId {
+    /// Quick identity of the tables alone: see [`crate::identity::fingerprint`].
+    pub fingerprint: String,
+    /// Revision of the folder, where known.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub revision: String,
+    /// Files of the tables; empty where only the fingerprint was taken.
+    pub files: Vec<FileHash>,
 }
 
 /// The machine, without its name.
