@@ -41,8 +41,9 @@ pub struct Job<'a> {
 }
 
 /// Cost of a call (about nanoseconds of one thread) below which it runs on the calling thread: bringing in the others
-/// takes a few microseconds.
-pub(crate) const INLINE: usize = 10_000;
+/// takes a few microseconds, and what they write has to come back. With less, two threads decode the demo model more
+/// slowly than one.
+pub(crate) const INLINE: usize = 30_000;
 /// Multiply-adds that one unit of work holds at least where the shape allows.
 const UNIT: usize = 65_536;
 /// Columns of a weight slice that is decoded and multiplied at a time: 2 KiB of a row as floats.
