@@ -2,9 +2,11 @@
 
 mod fixtures;
 mod notices;
+mod oracle;
 mod peer;
 mod process;
 mod python;
+mod receipts;
 mod recipe;
 mod test;
 mod tokenizer;
@@ -58,6 +60,17 @@ enum Command {
         #[command(subcommand)]
         peer: peer::Peer,
     },
+    /// Make a reference trace by another implementation (needs its Python environment, 4 GB)
+    Oracle {
+        #[command(subcommand)]
+        oracle: oracle::Oracle,
+    },
+    /// Run every gate again, for the committed contents: receipts/ and the README's table of them
+    Receipts {
+        /// Only write the table: which receipts are about the present tree, and which are historical
+        #[arg(long)]
+        table: bool,
+    },
     /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
     Notices {
         /// Change nothing; fail when the table is out of date
@@ -74,6 +87,8 @@ fn main() -> ExitCode {
         Command::Recipe { recipe, folder } => recipe::run(&recipe, &folder),
         Command::Tokenizer => tokenizer::run(),
         Command::Peer { peer } => peer::run(&peer),
+        Command::Oracle { oracle } => oracle::run(&oracle),
+        Command::Receipts { table } => receipts::run(table),
         Command::Notices { check } => notices::run(check),
     };
     match result {

@@ -52,10 +52,7 @@ pub fn run(peer: &Peer) -> Result<()> {
     let cores = std::thread::available_parallelism()?.get();
     let machine = machine(cores); // first: the load average must be that of other programs
     let root = root();
-    let requirements = String::from_utf8(read(&root.join("xtask/peer/requirements.txt"))?)?;
-    let requirements: Vec<&str> =
-        requirements.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
-    let python = environment("peer-torch", &requirements)?;
+    let python = python()?;
     let hallmark = if options.alone { None } else { Some(build()?) };
     let model = root.join(&options.model);
     let folder = root.join("bench/runs").join(format!("{}-peer-torch", date(seconds_since_1970()?)));
@@ -86,6 +83,14 @@ pub fn run(peer: &Peer) -> Result<()> {
     write(&folder.join("table.md"), text.as_bytes())?;
     println!("\n{text}\nraw output: {}", folder.display());
     Ok(())
+}
+
+/// The interpreter with torch and nemo_automodel.
+pub fn python() -> Result<PathBuf> {
+    let requirements = String::from_utf8(read(&root().join("xtask/peer/requirements.txt"))?)?;
+    let requirements: Vec<&str> =
+        requirements.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    environment("peer-torch", &requirements)
 }
 
 fn build() -> Result<PathBuf> {

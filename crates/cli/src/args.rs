@@ -10,7 +10,14 @@ use engine::{
 use ops::Mode;
 use text::Think;
 
-use crate::{demo, failure::Failure};
+use crate::{
+    commands::{
+        admission::Admission, bisect::BisectArgs, capabilities::CapabilitiesArgs, judge::JudgeArgs,
+        qualify::Qualify, receipt::ReceiptCommand, trace::TraceArgs,
+    },
+    demo,
+    failure::Failure,
+};
 
 /// DeepSeek-V4.1-Flash on your own machine, with proven numerics.
 ///
@@ -35,6 +42,20 @@ pub enum Command {
     /// Measure speed beside the machine's limits
     #[command(subcommand)]
     Bench(Bench),
+    /// Run gates on a device and write a receipt
+    #[command(subcommand)]
+    Qualify(Qualify),
+    /// Write the intermediates of a run to a file that any tool can read
+    Trace(TraceArgs),
+    /// Compare two traces, whoever made them
+    Judge(JudgeArgs),
+    /// Find the operator that makes results move
+    Bisect(BisectArgs),
+    /// Check, show and compare receipts
+    #[command(subcommand)]
+    Receipt(ReceiptCommand),
+    /// Say what this build is qualified for, and why not for the rest
+    Capabilities(CapabilitiesArgs),
 }
 
 /// What every command that runs a model takes.
@@ -73,8 +94,12 @@ impl Model {
 
     /// Opens and loads the checkpoint and says so.
     pub fn load(&self) -> Result<Loaded, Failure> {
-        let ckpt = self.open()?;
-        let loaded = Loaded::new(&ckpt, self.options())?;
+        self.prepare(&self.open()?)
+    }
+
+    /// Loads an open checkpoint and says so.
+    pub fn prepare(&self, ckpt: &Checkpoint) -> Result<Loaded, Failure> {
+        let loaded = Loaded::new(ckpt, self.options())?;
         let c = ckpt.config();
         eprintln!(
             "{}: {} layers, {} experts, on {} in {} numerics, loaded in {:.2} s",
@@ -191,6 +216,8 @@ pub struct Run {
     pub sampling: Sampling,
     #[command(flatten)]
     pub sessions: Sessions,
+    #[command(flatten)]
+    pub admission: Admission,
     /// Print one JSON document instead of text
     #[arg(long)]
     pub json: bool,
@@ -208,6 +235,8 @@ pub struct Chat {
     pub sampling: Sampling,
     #[command(flatten)]
     pub sessions: Sessions,
+    #[command(flatten)]
+    pub admission: Admission,
 }
 
 /// Say what a checkpoint holds (tensors and bytes by group and type, layer schedule), or what a configuration implies.

@@ -13,6 +13,10 @@ pub enum Failure {
     Io(String),
     /// The engine refused or failed; it knows the code.
     Engine(engine::Error),
+    /// A trace, a receipt or a qualification run failed; it knows the code.
+    Qualify(qualify::Error),
+    /// A gate or a verification says no: exit 1.
+    Gate(String),
     /// The reader of the output went away; nothing to report.
     ClosedPipe,
 }
@@ -21,10 +25,12 @@ impl Failure {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
+            Failure::Gate(_) => 1,
             Failure::Usage(_) => 2,
             Failure::Input(_) => 4,
             Failure::Io(_) => 6,
             Failure::Engine(e) => e.exit_code(),
+            Failure::Qualify(e) => e.exit_code(),
             Failure::ClosedPipe => 0,
         }
     }
@@ -33,8 +39,9 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Usage(s) | Failure::Input(s) | Failure::Io(s) => f.write_str(s),
+            Failure::Usage(s) | Failure::Input(s) | Failure::Io(s) | Failure::Gate(s) => f.write_str(s),
             Failure::Engine(e) => write!(f, "{e}"),
+            Failure::Qualify(e) => write!(f, "{e}"),
             Failure::ClosedPipe => Ok(()),
         }
     }

@@ -139,8 +139,12 @@ impl Capabilities {
             status: Status::Refused,
             reason: String::new(),
             lift: format!(
-                "qualify it: hallmark qualify model {} --device {} --numerics {} --against cpu",
-                wanted.model, wanted.device.name, wanted.numerics
+                "qualify it: hallmark qualify model {} --device {} --numerics {} --against {}",
+                wanted.model,
+                wanted.device.name,
+                wanted.numerics,
+                // The CPU is never held against itself.
+                if wanted.device.name == "cpu" { "scalar" } else { "cpu" }
             ),
             receipt: String::new(),
         };

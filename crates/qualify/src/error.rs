@@ -33,6 +33,9 @@ pub enum Error {
     /// The device failed.
     #[error(transparent)]
     Device(#[from] ops::DeviceError),
+    /// A session could not run.
+    #[error(transparent)]
+    Engine(#[from] engine::Error),
     /// The tokenizer could not be read.
     #[error(transparent)]
     Text(#[from] text::TextError),
@@ -46,7 +49,10 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Usage(_) => 2,
+            Error::Engine(e) => e.exit_code(),
             Error::File { .. } | Error::Text(_) => 4,
+            // A file that is not there was named wrongly.
+            Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => 4,
             Error::Checkpoint(e) | Error::Model(model::Error::Checkpoint(e)) => e.exit_code(),
             Error::Model(model::Error::Device(_)) | Error::Device(_) | Error::Io { .. } => 6,
             Error::Model(_) => 4,

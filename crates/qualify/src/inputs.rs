@@ -2,8 +2,9 @@
 
 use std::{
     collections::BTreeMap,
+    io::Write,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use serde::{Deserialize, Serialize};
@@ -57,20 +58,27 @@ impl Inputs {
         Self::from_listing(BUILT_TREE, BUILT_COMMIT, BUILT_DIRTY != "0")
     }
 
-    /// The committed contents of the checkout at `root`; `None` where git can't tell.
+    /// The contents of the checkout at `root` as its files lie there, committed or not; `None` where git can't tell.
     pub fn of_checkout(root: &Path) -> Option<Self> {
-        let git = |args: &[&str]| {
-            let out = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
-            out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
-        };
-        let commit = git(&["rev-parse", "HEAD"])?;
-        let listing = git(&[&["ls-tree", "-r", "HEAD", "--"][..], &COUNTED].concat())?;
-        let status = git(&[&["status", "--porcelain", "--"][..], &COUNTED].concat())?;
-        Some(Self::from_listing(&listing, commit.trim(), !status.trim().is_empty()))
+        let commit = git(root, &["rev-parse", "HEAD"])?;
+        let committed = git(root, &[&["ls-tree", "-r", "HEAD", "--"][..], &COUNTED].concat())?;
+        let list = ["ls-files", "-c", "-o", "--exclude-standard", "--"];
+        let mut files: Vec<String> =
+            git(root, &[&list[..], &COUNTED].concat())?.lines().map(String::from).collect();
+        files.sort();
+        files.dedup();
+        // A deleted file is still in the index.
+        files.retain(|f| root.join(f).is_file());
+        let ids = blob_ids(root, &files)?;
+        let listing: String =
+            ids.iter().zip(&files).map(|(id, file)| format!("100644 blob {id}\t{file}\n")).collect();
+        let mut present = Self::from_listing(&listing, commit.trim(), false);
+        present.dirty = present.hash != Self::from_listing(&committed, "", false).hash;
+        Some(present)
     }
 
-    /// The contents that a receipt is held against: those committed in the checkout around the working directory, else
-    /// those that were built.
+    /// The contents that a receipt is held against: those of the checkout around the working directory, else those that
+    /// were built.
     pub fn present() -> Self {
         checkout().and_then(|root| Self::of_checkout(&root)).unwrap_or_else(Self::built)
     }
@@ -92,6 +100,29 @@ impl Inputs {
     pub fn is_consistent(&self) -> bool {
         self.hash == hash_of(&self.parts)
     }
+}
+
+fn git(root: &Path, args: &[&str]) -> Option<String> {
+    let out = Command::new("git").arg("-C").arg(root).args(args).output().ok()?;
+    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Blob ids of `files` as git gives them, in one run of git.
+fn blob_ids(root: &Path, files: &[String]) -> Option<Vec<String>> {
+    let mut child = Command::new("git")
+        .arg("-C")
+        .arg(root)
+        .args(["hash-object", "--no-filters", "--stdin-paths"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .ok()?;
+    let (mut input, list) = (child.stdin.take()?, files.join("\n") + "\n");
+    let writer = std::thread::spawn(move || input.write_all(list.as_bytes()));
+    let out = child.wait_with_output().ok()?;
+    writer.join().ok()?.ok()?;
+    let ids: Vec<String> = String::from_utf8_lossy(&out.stdout).lines().map(String::from).collect();
+    (out.status.success() && ids.len() == files.len()).then_some(ids)
 }
 
 /// The first two components: a crate, a fixture folder; a file at the top is its own part.

@@ -1,13 +1,17 @@
 //! `qualify ops` and `qualify model`: gates to receipts.
 
+use std::sync::Arc;
+
+use engine::Lm;
 use model::Model;
 use ops::{Backend, Mode};
 use serde_json::Value;
 
 use crate::{
-    Result,
+    Result, Verdict,
     bins::Bins,
     gates::{
+        drafts::drafts,
         model::{AgainstLive, AgainstTrace, BIN_REACH, HostBackend},
         operators::{Cases, Progress, operators, reference_mode},
     },
@@ -64,14 +68,20 @@ pub struct ModelRun<'a, B: Backend, R: HostBackend> {
     pub draws: usize,
     /// Whether every file of the checkpoint is hashed.
     pub full_hash: bool,
+    /// Whether layers and logits are run although operators failed; the receipt then bears the mark.
+    pub allow: bool,
     /// Whether to look for the smallest fault that G3 sees.
     pub sensitivity: bool,
     /// The command line, folders left out.
     pub command: String,
 }
 
-impl<B: Backend, R: HostBackend> ModelRun<'_, B, R> {
-    /// Runs G0 to G3; `progress` is told what is being done.
+/// Greedy tokens of G4, and how long the text before them is.
+const DRAFTED: (usize, usize) = (24, 16);
+
+impl<B: Backend + 'static, R: HostBackend> ModelRun<'_, B, R> {
+    /// Runs G0 to G4; `progress` is told what is being done. Where an operator fails, layers and logits are NOT RUN: what
+    /// they would say is known.
     ///
     /// # Errors
     /// What the checkpoint, the reference or the device reports.
@@ -82,8 +92,29 @@ impl<B: Backend, R: HostBackend> ModelRun<'_, B, R> {
         let key = format!("{}-{}", self.subject.name, mode.name());
         progress("operators");
         let [g0, g1] = operators(&self.backend, &[Cases::TINY], |_| {})?;
+        let failed = g0.verdict == Verdict::Fail || g1.verdict == Verdict::Fail;
         progress("loading");
         let identity = self.subject.identity(self.full_hash)?;
+        if failed && !self.allow {
+            let why = "an operator failed; --allow-unqualified runs it all the same";
+            let context = Context {
+                kind: "model".into(),
+                scope: format!(
+                    "{} on {} in {} numerics: operators at tiny geometry alone, since one of them failed",
+                    self.subject.name,
+                    self.device.family,
+                    mode.name()
+                ),
+                device: self.device,
+                numerics: mode.name().into(),
+                checkpoint: Some(identity),
+                references: Vec::new(),
+                command: self.command,
+                unqualified: false,
+            };
+            let rest = ["G2", "G3", "G4"].map(|g| Gate::not_run(g, why));
+            return Ok(context.receipt([g0, g1].into_iter().chain(rest).collect(), Value::Null));
+        }
         let model = load(checkpoint, self.backend)?;
         let (outcome, references, what) = match &self.reference {
             Some(reference) => {
@@ -117,14 +148,18 @@ impl<B: Backend, R: HostBackend> ModelRun<'_, B, R> {
                 (outcome, Vec::new(), what)
             }
         };
+        progress("drafts");
+        let (count, prompt) = DRAFTED;
+        let lm: Arc<dyn Lm> = Arc::new(model);
+        let g4 = drafts(&lm, &self.subject.text(prompt)?, count)?;
         let mut scope = format!(
-            "{} on {} in {} numerics: operators at tiny geometry, layers and logits against {what}",
+            "{} on {} in {} numerics: operators at tiny geometry, layers and logits against {what}, drafts against none",
             self.subject.name,
             self.device.family,
             mode.name()
         );
         let skipped: Vec<&Gate> =
-            [&outcome.g2, &outcome.g3].into_iter().filter(|g| g.verdict == crate::Verdict::NotRun).collect();
+            [&outcome.g2, &outcome.g3, &g4].into_iter().filter(|g| g.verdict == Verdict::NotRun).collect();
         for gate in skipped {
             let why = gate.checks.first().map_or("", |c| c.note.as_str());
             scope = format!("{scope}; {} NOT RUN: {why}", gate.gate);
@@ -141,8 +176,8 @@ impl<B: Backend, R: HostBackend> ModelRun<'_, B, R> {
             checkpoint: Some(identity),
             references,
             command: self.command,
-            unqualified: false,
+            unqualified: failed,
         };
-        Ok(context.receipt(vec![g0, g1, outcome.g2, outcome.g3], outcome.measurements))
+        Ok(context.receipt(vec![g0, g1, outcome.g2, outcome.g3, g4], outcome.measurements))
     }
 }

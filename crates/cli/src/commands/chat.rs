@@ -42,7 +42,7 @@ enum Next {
 }
 
 pub fn run(args: &Chat) -> Result<(), Failure> {
-    let loaded = args.model.load()?;
+    let (loaded, _) = args.admission.load(&args.model)?;
     let session = args.sessions.open(&loaded, args.sampling.context(&loaded))?;
     let mut talk = Talk {
         args,

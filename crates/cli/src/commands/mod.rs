@@ -1,9 +1,16 @@
 //! One file a command.
 
+pub mod admission;
 mod bench;
+pub mod bisect;
+pub mod capabilities;
 mod chat;
 mod inspect;
+pub mod judge;
+pub mod qualify;
+pub mod receipt;
 mod run;
+pub mod trace;
 
 use crate::{
     args::{Cli, Command},
@@ -20,5 +27,11 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Chat(args) => chat::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Qualify(args) => qualify::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Judge(args) => judge::run(&args),
+        Command::Bisect(args) => bisect::run(&args),
+        Command::Receipt(args) => receipt::run(&args),
+        Command::Capabilities(args) => capabilities::run(&args),
     }
 }

@@ -8,6 +8,7 @@ use text::{Api, Options, Request, SamplingParams, Think};
 
 use crate::{
     args::Run,
+    commands::admission::Standing,
     failure::Failure,
     interrupt::Interrupt,
     render::{self, Printer},
@@ -18,7 +19,7 @@ const MAX_BODY: u64 = 64 << 20;
 
 pub fn run(args: &Run) -> Result<(), Failure> {
     let request = request(args)?;
-    let loaded = args.model.load()?;
+    let (loaded, standing) = args.admission.load(&args.model)?;
     let context = args.sampling.context(&loaded);
     let mut prompt = match request {
         Ask::Request(request) => Prompt::from_request(&request, &loaded, context, args.sampling.max_tokens)?,
@@ -43,7 +44,7 @@ pub fn run(args: &Run) -> Result<(), Failure> {
         &|| interrupt.pressed() || printer_cell.borrow().failed(),
     )?;
     if args.json {
-        return render::document(&document(&answer, &loaded));
+        return render::document(&document(&answer, &loaded, &standing));
     }
     printer.finish(&answer.message)?;
     eprintln!("{}", statistics(&answer));
@@ -110,7 +111,7 @@ fn statistics(a: &Answer) -> String {
     )
 }
 
-fn document(a: &Answer, loaded: &Loaded) -> Value {
+fn document(a: &Answer, loaded: &Loaded, standing: &Standing) -> Value {
     json!({
         "prompt_ids": a.prompt_ids,
         "ids": a.ids,
@@ -126,5 +127,6 @@ fn document(a: &Answer, loaded: &Loaded) -> Value {
         "seed": a.seed,
         "device": loaded.lm.device(),
         "numerics": loaded.lm.mode(),
+        "qualification": standing,
     })
 }

@@ -1,5 +1,6 @@
 //! The gates.
 
+pub mod drafts;
 pub mod layers;
 pub mod model;
 pub mod operators;

@@ -9,7 +9,7 @@ use crate::{
     Thresholds,
     inputs::Inputs,
     machine,
-    receipt::{Build, CheckpointId, DeviceId, FileHash, Gate, Receipt, SCHEMA},
+    receipt::{Build, CheckpointId, DeviceId, FileHash, Gate, Receipt, Rule, SCHEMA},
     sha256_hex,
     verdict::Verdict,
 };
@@ -38,7 +38,13 @@ pub struct Context {
 impl Context {
     /// The sealed receipt of these gates, for this build and this machine.
     pub fn receipt(self, gates: Vec<Gate>, measurements: Value) -> Receipt {
-        let thresholds = Thresholds::built_in().named();
+        let mut thresholds = Thresholds::built_in().named();
+        for check in gates.iter().flat_map(|g| &g.checks) {
+            // Tolerances of operators stand in the registry, which a later build may change.
+            if let Rule::AtMost { limit, threshold } = &check.rule {
+                thresholds.entry(threshold.clone()).or_insert(*limit);
+            }
+        }
         let mut receipt = Receipt {
             schema: SCHEMA.into(),
             kind: self.kind,

@@ -100,10 +100,8 @@ fn rules(receipt: &Receipt, problems: &mut Vec<String>) {
                 Rule::Zero | Rule::Shown | Rule::NotRun => Vec::new(),
             };
             for (name, limit) in used {
-                // Tolerances of operators stand in the registry, under their operator's name.
-                let listed = receipt.thresholds.get(name).copied().or_else(|| registered(name));
-                match listed {
-                    Some(l) if l == limit => {}
+                match receipt.thresholds.get(name) {
+                    Some(l) if *l == limit => {}
                     Some(l) => problems.push(format!(
                         "{}: {} uses {limit} for threshold {name}, which is {l}",
                         gate.gate, check.name
@@ -131,10 +129,14 @@ fn thresholds_of_the_build(receipt: &Receipt, problems: &mut Vec<String>) {
     }
     let listed = Thresholds::built_in().named();
     for (name, limit) in &receipt.thresholds {
-        match listed.get(name) {
-            Some(l) if l == limit => {}
-            Some(l) => problems.push(format!("thresholds: {name} is {limit}, the thresholds file says {l}")),
-            None => problems.push(format!("thresholds: {name} is not in the thresholds file")),
+        let (place, listed) = match name.strip_prefix("ops.") {
+            Some(_) => ("the registry", registered(name)),
+            None => ("the thresholds file", listed.get(name).copied()),
+        };
+        match listed {
+            Some(l) if l == *limit => {}
+            Some(l) => problems.push(format!("thresholds: {name} is {limit}, {place} says {l}")),
+            None => problems.push(format!("thresholds: {name} is not in {place}")),
         }
     }
 }
