@@ -299,12 +299,23 @@ pub struct BenchOps {
     /// Instruction set (default: the best of this machine)
     #[arg(long, value_enum)]
     pub isa: Option<IsaName>,
+    /// Which weights (default: all)
+    #[arg(long, value_enum)]
+    pub only: Option<Forms>,
     /// Runs counted for every case
     #[arg(long, default_value_t = 9, value_name = "N", value_parser = positive)]
     pub runs: usize,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Forms {
+    /// The released forms
+    Released,
+    /// EXL3: layers, experts and the encoder's search
+    Exl3,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

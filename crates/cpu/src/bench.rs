@@ -3,6 +3,8 @@
 //! Times are wall times of whole calls beside the processor time of the threads, because a shared machine stretches the
 //! former; each figure is the median of several runs with the best beside it.
 
+pub mod exl3;
+
 use std::time::{Duration, Instant};
 
 use checkpoint::{Bytes, Form, Weight};

@@ -3,15 +3,15 @@
 use std::{ops::ControlFlow, time::Instant};
 
 use cpu::{
-    Isa,
-    bench::{self, Limits, Measured},
+    Cpu, Isa,
+    bench::{self, Limits, Measured, exl3},
 };
 use engine::{DraftStats, Drafts, Generator, Loaded, Session, SessionOptions, sampler::Sampler};
 use serde::Serialize;
 use text::{Request, SamplingParams, Think};
 
 use crate::{
-    args::{Bench, BenchModel, BenchOps, IsaName},
+    args::{Bench, BenchModel, BenchOps, Forms, IsaName},
     failure::Failure,
     render,
 };
@@ -256,6 +256,8 @@ fn weight_macs(loaded: &Loaded) -> u64 {
 struct Operators {
     limits: Vec<Limits>,
     cases: Vec<Measured>,
+    exl3: Vec<exl3::Measured>,
+    exl3_encoder: Vec<exl3::Encoding>,
 }
 
 fn operators(args: &BenchOps) -> Result<(), Failure> {
@@ -264,9 +266,12 @@ fn operators(args: &BenchOps) -> Result<(), Failure> {
         IsaName::Avx2 => Isa::Avx2,
         IsaName::Avx512 => Isa::Avx512,
     });
-    let mut all = Operators { limits: Vec::new(), cases: Vec::new() };
-    for engine in bench::engines(isa)? {
-        let limits = bench::limits(&engine);
+    let mut all =
+        Operators { limits: Vec::new(), cases: Vec::new(), exl3: Vec::new(), exl3_encoder: Vec::new() };
+    let store = (args.only != Some(Forms::Released)).then(exl3::Store::new);
+    for cpu in exl3::backends(isa)? {
+        let engine = cpu.engine();
+        let limits = bench::limits(engine);
         if !args.json {
             render::line(&format!(
                 "{} with {} thread(s): reads {:.1} GB/s, {:.1} G multiply-adds/s",
@@ -276,16 +281,71 @@ fn operators(args: &BenchOps) -> Result<(), Failure> {
                 limits.gfma_s.median
             ))?;
         }
-        for case in bench::standard() {
-            let m = bench::linear(&engine, case, &limits, args.runs);
+        let released = if args.only == Some(Forms::Exl3) { Vec::new() } else { bench::standard() };
+        for case in released {
+            let m = bench::linear(engine, case, &limits, args.runs);
             if !args.json {
                 render::line(&operator_line(&m))?;
             }
             all.cases.push(m);
         }
+        if let Some(store) = &store {
+            trellis(&cpu, store, &limits, args, &mut all)?;
+        }
         all.limits.push(limits);
     }
     if args.json { render::document(&all) } else { Ok(()) }
+}
+
+/// The EXL3 cases on one backend.
+fn trellis(
+    cpu: &Cpu,
+    store: &exl3::Store,
+    limits: &Limits,
+    args: &BenchOps,
+    all: &mut Operators,
+) -> Result<(), Failure> {
+    for case in exl3::standard() {
+        let m = exl3::measure(cpu, store, case, limits, args.runs).map_err(model::Error::Device)?;
+        if !args.json {
+            render::line(&trellis_line(&m))?;
+        }
+        all.exl3.push(m);
+    }
+    for (codebook, bits) in exl3::encoders() {
+        let e = exl3::encoder(cpu, codebook, bits, args.runs);
+        if !args.json {
+            let hours = e.hours.iter().map(|(cores, h)| format!("{cores} core(s) {h:.0} h"));
+            render::line(&format!(
+                "  exl3 encoder, {} {bits} bits, {} thread(s): {:.0} tiles/s; all routed experts: {}",
+                codebook.name(),
+                e.threads,
+                e.tiles_s.median,
+                hours.collect::<Vec<_>>().join(", ")
+            ))?;
+        }
+        all.exl3_encoder.push(e);
+    }
+    Ok(())
+}
+
+fn trellis_line(m: &exl3::Measured) -> String {
+    let what = match m.case.what {
+        exl3::What::Layer { out, cols } => format!("{out:>6} x {cols:<5}"),
+        exl3::What::Experts => "6 of 16 experts".into(),
+    };
+    format!(
+        "  exl3 {:4} {} bits, {what:15} {} row(s): {:6.2} Gweights/s, {:6.2} GB/s = {:3.0} % of bandwidth, {:6.1} G \
+         multiply-adds/s = {:3.0} % of the limit",
+        m.case.codebook.name(),
+        m.case.bits,
+        m.case.rows,
+        m.gweights_s.median,
+        m.gb_s.median,
+        100.0 * m.of_bandwidth,
+        m.gfma_s.median,
+        100.0 * m.of_fma,
+    )
 }
 
 fn operator_line(m: &Measured) -> String {

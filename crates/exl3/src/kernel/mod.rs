@@ -28,7 +28,7 @@ const FEW: usize = 8;
 /// Columns of tiles that many rows go through together.
 const WIDE: usize = 4;
 /// Tiles of one call where weights stay in registers.
-const FUSED_CHUNK: usize = 64;
+const FUSED_CHUNK: usize = 16;
 /// Tiles side by side in one Hadamard block of outputs.
 const ACROSS: usize = BLOCK / 16;
 /// Rows that share one pass over the trellis at most; their sums and a chunk of their inputs stay in the cache.
@@ -96,20 +96,20 @@ impl Source {
     fn prefetch(&self, i: usize) {
         #[cfg(target_arch = "x86_64")]
         {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             let n = self.from + i;
             let (down, right) = if self.abreast { (n / ACROSS, n % ACROSS) } else { (n, 0) };
             let offset = down * self.stride + right * self.tile_bytes;
             let at = self.ahead.wrapping_add(offset).cast::<i8>();
             // SAFETY: hints; any address will do.
             unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(at);
+                _mm_prefetch::<_MM_HINT_T1>(at);
                 if self.tile_bytes > 64 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(64));
                 }
                 if self.tile_bytes > 128 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(128));
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(192));
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(128));
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(192));
                 }
             }
         }
