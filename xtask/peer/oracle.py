@@ -32,7 +32,11 @@ class Recorder(torch.overrides.TorchFunctionMode):
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.out, self.indexer = model, {}, None
+        self.model, self.out, self.indexer, self.layer = model, {}, None, None
+        from nemo_automodel.components.models.deepseek_v41 import attention
+
+        # What a cache holds is no module's output either.
+        self.plain, attention.quantize_cache = attention.quantize_cache, self.quantise
         for name, block in model.model.layers.items():
             self.watch(int(name), block)
         self.hook(model.model.norm, lambda _, out: self.put("final_hidden", out[0]))
@@ -60,6 +64,7 @@ class Recorder(torch.overrides.TorchFunctionMode):
             if out.state.topk_indices is not None:
                 self.put(f"layers.{layer}.topk", out.state.topk_indices[0])
 
+        block.register_forward_pre_hook(lambda *_: self.__dict__.update(layer=layer))
         self.hook(block, streams)
         self.hook(block.attn_hc, mix("hc_attn"))
         self.hook(block.ffn_hc, mix("hc_ffn"))
@@ -79,6 +84,13 @@ class Recorder(torch.overrides.TorchFunctionMode):
         text = self.model.config.text_config
         # The candidate source chooses blocks first.
         self.indexer, self.blocks = layer, layer == text.candidate_source_layer_id
+
+    def quantise(self, values, *, format, block_size):
+        out = self.plain(values, format=format, block_size=block_size)
+        name = {"fp8": "window_kv", "nvfp4": "compress_kv", "mxfp4": None if values.ndim == 4 else "index_k"}[format]
+        if name:
+            self.put(f"layers.{self.layer}.{name}", out[0])
+        return out
 
     def put(self, name, value):
         value = value.detach()

@@ -38,13 +38,13 @@ struct Log {
 /// A backend that watches the quantisers of another.
 pub struct Bins<B> {
     inner: B,
-    /// Relative distance under which an element is listed.
+    /// Distance to a boundary, as a share of the largest element of the block, under which an element is listed.
     reach: f64,
     log: Mutex<Log>,
 }
 
 impl<B: Backend> Bins<B> {
-    /// Watches `inner` for elements within `reach` of a boundary.
+    /// Watches `inner` for elements within `reach` of a boundary, as a share of the largest element of their block.
     pub fn new(inner: B, reach: f64) -> Self {
         Self { inner, reach, log: Mutex::default() }
     }
@@ -72,9 +72,16 @@ impl<B: Backend> Bins<B> {
         let call = *counter;
         *counter += 1;
         for r in 0..host.rows() {
-            for (column, gap) in gaps(host.row(r), grid).into_iter().enumerate() {
-                if gap.abs() <= self.reach {
-                    log.near.push(Element { operator: operator.into(), call, row: r, column, gap });
+            for (column, (gap, share)) in gaps(host.row(r), grid).into_iter().enumerate() {
+                // A sum's error is a share of what was summed, not of what is left of it.
+                if gap.abs() * share > self.reach {
+                    continue;
+                }
+                // A tie lies on both sides: which one it was rounded to is not asked, both are listed.
+                let sides: &[f64] = if gap == 0.0 { &[0.0, -0.0] } else { &[gap] };
+                for gap in sides {
+                    let operator = operator.to_owned();
+                    log.near.push(Element { operator, call, row: r, column, gap: *gap });
                 }
             }
         }
@@ -104,8 +111,9 @@ enum Grid {
     Kv,
 }
 
-/// Relative signed distance of every element to the nearest boundary of its grid: (boundary - |x|) / |x|.
-fn gaps(row: &[f32], grid: Grid) -> Vec<f64> {
+/// Relative signed distance of every element to the nearest boundary of its grid, (boundary - |x|) / |x|, and the
+/// element's share of the largest in its block.
+fn gaps(row: &[f32], grid: Grid) -> Vec<(f64, f64)> {
     let block = if matches!(grid, Grid::Kv) { 16 } else { 32 };
     row.chunks(block)
         .flat_map(|chunk| {
@@ -122,8 +130,9 @@ fn gaps(row: &[f32], grid: Grid) -> Vec<f64> {
             chunk.iter().map(move |v| {
                 let m = f64::from(v.abs()) / scale;
                 if m == 0.0 {
-                    return f64::INFINITY;
+                    return (f64::INFINITY, 1.0);
                 }
+                let share = f64::from(v.abs()) / f64::from(amax);
                 let gap = match grid {
                     Grid::Fp8 => (fp8_boundary(m) - m) / m,
                     _ => (fp4_boundary(m) - m) / m,
@@ -132,7 +141,7 @@ fn gaps(row: &[f32], grid: Grid) -> Vec<f64> {
                 let s = f64::from(amax) / 6.0;
                 let scale_gap = (fp8_boundary(s) - s) / s;
                 let decides = matches!(grid, Grid::Kv) && v.abs() == amax && s >= 2f64.powi(-9);
-                if decides && scale_gap.abs() < gap.abs() { scale_gap } else { gap }
+                (if decides && scale_gap.abs() < gap.abs() { scale_gap } else { gap }, share)
             })
         })
         .collect()
@@ -174,5 +183,41 @@ impl<B: Backend> Backend for Bins<B> {
 
     fn quantise_index_query(&self, q: &B::Buf) -> B::Buf {
         self.inner.quantise_index_query(&self.watch("quantise_index_query", q, Grid::Fp4))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numerics::{e4m3, quantise};
+    use ops::{Mode, Reference};
+
+    use super::*;
+
+    /// What a row is stored as when the `at`-th listed element is pushed across.
+    fn stored(row: &[f32], at: Option<usize>) -> Vec<u8> {
+        let bins = Bins::new(Reference::new(Mode::Exact), 1e-6);
+        let x = Host::f32(&[1, row.len()], row.to_vec());
+        let plain = bins.store_window(&x);
+        let near = bins.near();
+        let Some(at) = at else { return plain.as_u8().to_vec() };
+        bins.reset(vec![near[at].clone()]);
+        bins.store_window(&x).as_u8().to_vec()
+    }
+
+    /// The trained demo model has a window element that is a tie to the last bit; pushed up only, it never crossed.
+    #[test]
+    fn a_tie_is_pushed_to_either_side() {
+        // The largest element makes the scale 2^-8, and 152 lies between the codes of 144 and 160.
+        let mut row = vec![0.25f32; 32];
+        (row[3], row[7]) = (1.125, 152.0 / 256.0);
+        assert_eq!(quantise::pow2(quantise::fp8_exponent(1.125)), 2f32.powi(-8));
+        let code = |bytes: &[u8]| e4m3::decode(bytes[7]);
+        assert_eq!(code(&stored(&row, None)), 160.0, "to the even code");
+        assert_eq!(code(&stored(&row, Some(0))), 160.0);
+        assert_eq!(code(&stored(&row, Some(1))), 144.0);
+        // One unit below the tie there is one side to go to.
+        row[7] = f32::from_bits(row[7].to_bits() - 1);
+        assert_eq!(code(&stored(&row, None)), 144.0);
+        assert_eq!(code(&stored(&row, Some(0))), 160.0);
     }
 }

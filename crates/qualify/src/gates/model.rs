@@ -220,9 +220,9 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
 
 /// Most cached elements that are pushed across a boundary to explain a difference.
 const MOST_CROSSED: usize = 8;
-/// Relative distance to a boundary under which single precision may fall on either side: a few of its units, summed up
-/// over the layers.
-pub const BIN_REACH: f64 = 4e-6;
+/// Distance to a boundary, as a share of the block's largest element, under which single precision may fall on either
+/// side: a few of its units, summed up over the layers.
+pub const BIN_REACH: f64 = 1e-6;
 
 impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
     /// Pushes cached elements that lie at a rounding boundary across it, one after the other in the order of the
