@@ -74,7 +74,7 @@ fn kernels(isa: Isa) -> exl3::Isa {
     {
         let all = exl3::Isa::available();
         let wanted = match isa {
-            Isa::Avx512 => &[exl3::Isa::Avx512, exl3::Isa::Avx2][..],
+            Isa::Avx512 => &[exl3::Isa::Avx512Half, exl3::Isa::Avx512, exl3::Isa::Avx2][..],
             Isa::Avx2 => &[exl3::Isa::Avx2],
             Isa::Portable => &[],
         };

@@ -27,10 +27,9 @@ fn main() {
     inputs();
     for (features, columns) in [(5120, 2304), (2304, 5120)] {
         for codebook in [Codebook::Mcg, Codebook::Mul1, Codebook::ThreeInst] {
-            // Avx512Half differs from Avx512 in the encoder only.
-            for isa in Isa::available().into_iter().filter(|i| format!("{i:?}") != "Avx512Half") {
+            for isa in Isa::available() {
                 for bits in [2.0, 3.0, 4.0, 2.5, 6.0, 8.0] {
-                    let name = format!("{features}x{columns} {} {bits} {isa:?}", codebook.name());
+                    let name = format!("{features}x{columns} {} {bits} {isa:?} ", codebook.name());
                     let valid = bits != 2.5 || codebook == Codebook::Mul1;
                     if valid && filter.iter().all(|f| name.contains(f)) {
                         run(&name, &bytes, features, columns, bits, codebook, isa);

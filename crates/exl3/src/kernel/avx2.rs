@@ -460,7 +460,7 @@ unsafe fn fp16_sums(halves: *const u16, step: usize) -> [__m256; 2] {
 
 /// Keeps the compiler from forwarding registers to later loads.
 #[inline(always)]
-fn keep_in_memory<T>(data: *mut T) {
+pub(super) fn keep_in_memory<T>(data: *mut T) {
     // SAFETY: no instruction.
     unsafe { std::arch::asm!("/* {0} */", in(reg) data, options(nostack, preserves_flags)) };
 }

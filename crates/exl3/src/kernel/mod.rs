@@ -7,6 +7,8 @@ mod apply;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_half;
 mod layout;
 mod portable;
 #[cfg(test)]
@@ -44,6 +46,8 @@ struct Kernel {
 }
 
 enum Decoder {
+    #[cfg(target_arch = "x86_64")]
+    Avx512Half(avx512_half::Decode, avx512_half::Fused, Box<avx512_half::Tables>),
     #[cfg(target_arch = "x86_64")]
     Avx512(avx512::Decode, avx512::Fused, Box<avx512::Tables>),
     #[cfg(target_arch = "x86_64")]
@@ -122,7 +126,16 @@ impl Kernel {
     fn new(isa: Isa, rate: Rate, codebook: Codebook) -> Kernel {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Half | Isa::Avx512 => {
+            Isa::Avx512Half => {
+                let tables = avx512_half::Tables::new(rate);
+                let layout = Layout::new(16, &tables.positions());
+                assert_eq!(layout.place, avx512_half::places(rate));
+                let (decode, fused) = avx512_half::functions(rate, codebook);
+                let decode = Decoder::Avx512Half(decode, fused, Box::new(tables));
+                Kernel { isa, layout, decode, scale: 1.0 }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
                 let tables = avx512::Tables::new(rate);
                 let layout = Layout::new(16, &tables.positions());
                 assert!(layout.place.iter().enumerate().all(|(v, at)| usize::from(*at) == v));
@@ -149,7 +162,7 @@ impl Kernel {
         static KERNELS: [OnceLock<Kernel>; 4 * 17 * 3] = [const { OnceLock::new() }; 4 * 17 * 3];
         let index = match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Half => 1,
+            Isa::Avx512Half => 0,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => 1,
             #[cfg(target_arch = "x86_64")]
@@ -170,6 +183,9 @@ impl Kernel {
         match &self.decode {
             // SAFETY: as in `decode`.
             #[cfg(target_arch = "x86_64")]
+            Decoder::Avx512Half(_, fused, tables) => unsafe { fused(tables, source, x, sums) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
             Decoder::Avx512(_, fused, tables) => unsafe { fused(tables, source, x, sums) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
@@ -186,6 +202,9 @@ impl Kernel {
     fn decode(&self, source: &Source, out: &mut [f32]) {
         match &self.decode {
             // SAFETY: kernels exist for instruction sets of this machine only; sources lie within their trellis.
+            #[cfg(target_arch = "x86_64")]
+            Decoder::Avx512Half(decode, _, tables) => unsafe { decode(tables, source, out) },
+            // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Decoder::Avx512(decode, _, tables) => unsafe { decode(tables, source, out) },
             // SAFETY: as above.
