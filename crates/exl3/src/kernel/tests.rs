@@ -94,6 +94,59 @@ fn weights_are_exact_to_the_bit() {
     }
 }
 
+/// Eight bits: tiles that alternate between one byte and 128 others hold all pairs of bytes, which are all states.
+#[test]
+fn every_state_is_exact_to_the_bit() {
+    let rate = Rate::from_bits(8.0).unwrap();
+    let (features, columns) = (1024, 128);
+    let mut tiles = vec![];
+    for tile in 0..512u32 {
+        let states: [u16; TILE] = std::array::from_fn(|i| {
+            let byte = |i: usize| {
+                if i.is_multiple_of(2) { tile / 2 } else { tile % 2 * 128 + i as u32 % TILE as u32 / 2 }
+            };
+            (byte((i + TILE - 1) % TILE) << 8 | byte(i)) as u16
+        });
+        let mut bytes = vec![0; rate.tile_bytes()];
+        crate::trellis::pack(rate, &states, &mut bytes);
+        tiles.extend(bytes);
+    }
+    let mut unit = vec![0f32; features * features];
+    (0..features).for_each(|i| unit[(features + 1) * i] = 1.0);
+    let ones = [0x00, 0x3C].repeat(features);
+    for codebook in Codebook::ALL {
+        let trellis = Trellis::new("t", &[features / 16, columns / 16, rate.words16()], &tiles).unwrap();
+        let states =
+            (0..features / 16).flat_map(|a| (0..columns / 16).flat_map(move |b| trellis.states(a, b)));
+        assert_eq!(states.collect::<std::collections::HashSet<_>>().len(), 1 << 16);
+        let linear = Linear::new("w", trellis, &ones, &ones[..2 * columns], codebook).unwrap();
+        let inner = reference::inner(&linear);
+        for isa in Isa::available() {
+            let check = |range: Range<usize>| {
+                let x = &unit[range.start * features..range.end * features];
+                let rows = Rows::with_isa(isa, x, features, rate, codebook).unwrap();
+                let mut work = Work::new(&rows);
+                let mut first = range.start;
+                for groups in rows.groups.chunks(BATCH / rows.groups[0].0) {
+                    let count = groups.iter().map(|g| g.0).sum();
+                    work.block(&linear, &rows, groups, 0);
+                    for r in 0..count {
+                        let mut z = [0f32; BLOCK];
+                        work.collect(rows.kernel, count, r, &mut z);
+                        let want = &inner[(first + r) * columns..][..columns];
+                        assert!(z == want, "{isa:?} {codebook:?} row {}", first + r);
+                    }
+                    first += count;
+                }
+            };
+            check(0..features);
+            if Kernel::get(isa, rate, codebook).is_fused() {
+                (0..features).for_each(|r| check(r..r + 1));
+            }
+        }
+    }
+}
+
 #[test]
 fn products_match_the_reference_with_the_same_bits_on_every_instruction_set() {
     for case in cases(384, 256) {
