@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command, target_dir};
-use crate::{fixtures, notices, tokenizer, tree};
+use crate::{fixtures, notices, receipts, tokenizer, tree};
 
 type Part = (&'static str, fn(bool) -> Result<()>);
 
 /// In this order: what is quick and what later parts need comes first.
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("tree", |_| tree::check()),
     ("fixtures", |_| fixtures::run(false)),
     ("notices", |_| notices::run(true)),
@@ -20,6 +20,7 @@ const PARTS: [Part; 7] = [
     }),
     ("tokenizer", |_| tokenizer::run()),
     ("tests", tests),
+    ("receipts", |_| receipts::check()),
 ];
 
 /// Runs every part, stops at the first that fails, and prints the time of each.

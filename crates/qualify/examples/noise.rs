@@ -200,7 +200,7 @@ const HEADER: &str = "| model | numerics | change | runs that moved | NRMS, medi
 const HEAD: &str = "# Self-noise
 
 How far a model's own logits move under a change that should not matter, nothing else changed. Written by
-`cargo run -p qualify --example noise` (about two minutes on two cores).
+`cargo run -p qualify --example noise`.
 
 - *One ulp*: one element of one token's embedding is moved to the next value that the numerics hold (bf16 in `source`,
   single precision in `exact`), eight times a text. Where the change is rounded away, all bits stay; those runs are counted
