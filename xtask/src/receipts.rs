@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use crate::process::{cargo, output, root, run as run_command, shown, target_dir};
 
 /// What is qualified: arguments of `hallmark qualify`, and the receipt's name.
-const RUNS: [(&str, &[&str]); 14] = [
+const RUNS: [(&str, &[&str]); 15] = [
     ("ops-source", &["ops", "--numerics", "source"]),
     ("ops-exact", &["ops", "--numerics", "exact"]),
     ("ops-native", &["ops", "--numerics", "native"]),
@@ -25,6 +25,7 @@ const RUNS: [(&str, &[&str]); 14] = [
     ("demo-source", &["model", "demo", "--numerics", "source", "--against", "scalar", "--tokens", "64"]),
     ("demo-exact", &["model", "demo", "--numerics", "exact"]),
     ("demo-native", &["model", "demo", "--numerics", "native"]),
+    ("release-source", &["release", "--plots", "docs/plots"]),
 ];
 
 /// Paths that the receipts are about.

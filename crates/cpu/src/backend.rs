@@ -11,7 +11,7 @@ use ops::{
     indexer, linear, moe, norm, pool, rope,
 };
 
-use crate::{Attention, Engine, Error, IndexQueries, Isa, Job, Slot, exl3::Product};
+use crate::{Attention, Engine, Error, IndexQueries, Isa, Job, Slot, exl3::Product, source};
 
 /// Work (multiply-adds or the like) under which a second thread costs more than it brings.
 const PARALLEL: usize = 1 << 14;
@@ -80,14 +80,18 @@ impl Cpu {
 
     fn product(&self, weight: &Weight, io: Io, a: &Host) -> Vec<f32> {
         let mut y = vec![0.0; a.rows() * weight.rows()];
-        self.products(vec![Job { weight, x: a.as_f32(), rows: a.rows(), y: &mut y }]);
+        self.products(io, vec![Job { weight, x: a.as_f32(), rows: a.rows(), y: &mut y }]);
         self.round(io, &mut y, weight.rows());
         y
     }
 
     /// All products of `jobs`, not rounded.
-    fn products(&self, jobs: Vec<Job>) {
-        self.engine.run_any(jobs, ops::exl3::arithmetic(self.mode));
+    fn products(&self, io: Io, jobs: Vec<Job>) {
+        let ordered =
+            |j: &Job| self.mode == Mode::Source && io == Io::Fp8 && source::has_order(j.weight.form());
+        let (mut ordered, others): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(ordered);
+        self.engine.run_source(&mut ordered);
+        self.engine.run_any(others, ops::exl3::arithmetic(self.mode));
     }
 
     /// Attention of every row of `q` over the slots that `slots(row)` lists.
@@ -125,7 +129,7 @@ impl Cpu {
                 jobs.push(Job { weight, x, rows: group.rows, y });
             }
         }
-        self.products(jobs);
+        self.products(Io::Fp8, jobs);
         self.round(Io::Fp8, &mut gate, inter);
         self.round(Io::Fp8, &mut up, inter);
         let quantised: Vec<bool> = groups
@@ -149,7 +153,7 @@ impl Cpu {
             let x = group.input(&hidden, inter);
             jobs.push(Job { weight: group.parts[2], x, rows: group.rows, y: part });
         }
-        self.products(jobs);
+        self.products(Io::Fp8, jobs);
         self.round(Io::Fp8, &mut y, out);
         y
     }

@@ -5,6 +5,7 @@
 //! the same for every [`Isa`], so that all machines give the same bits.
 //!
 //! - [`Engine::run`]: linear layers over the stored forms of [`checkpoint::Weight`].
+//! - [`Engine::run_source`]: the same in the order of the released fp8 and fp4 kernels, for mode `source`.
 //! - [`Engine::run_any`]: the same for EXL3 weights too, straight from the trellis.
 //! - [`Engine::attention`]: sparse attention with sinks over stored cache rows.
 //! - [`Engine::index_scores`]: index scores over stored keys.
@@ -22,6 +23,7 @@ mod kernels;
 mod linear;
 mod order;
 mod portable;
+mod source;
 mod team;
 
 #[cfg(target_arch = "x86_64")]

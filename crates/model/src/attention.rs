@@ -1,17 +1,17 @@
 //! Attention of a layer: own query and window, the KV source's entries, the index source's choice [§2.3–2.7].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{Backend, Compressed, Taps, Window, blocks::AttentionWeights};
 
 use crate::{
-    Model, Result, State, Step,
+    Model, Result, State, Step, Weights,
     layer::Layer,
     load::{Loader, mat, vector},
 };
 
 pub(crate) fn load<B: Backend>(
     b: &B,
-    ckpt: &Checkpoint,
+    ckpt: &dyn Weights,
     prefix: &str,
     c: &Config,
 ) -> Result<AttentionWeights<B>> {

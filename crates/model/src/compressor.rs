@@ -1,13 +1,13 @@
 //! KV sources: latents of complete groups, published as main entries and index keys [§2.4, §2.5].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{
     Backend, Io, Taps,
     blocks::{CompressorWeights, KeyWeights},
 };
 
 use crate::{
-    Global, Model, Result,
+    Global, Model, Result, Weights,
     load::{Loader, mat, vector},
 };
 
@@ -18,7 +18,7 @@ pub(crate) struct Source<B: Backend> {
 }
 
 impl<B: Backend> Source<B> {
-    pub(crate) fn load(b: &B, ckpt: &Checkpoint, prefix: &str, c: &Config, ratio: usize) -> Result<Self> {
+    pub(crate) fn load(b: &B, ckpt: &dyn Weights, prefix: &str, c: &Config, ratio: usize) -> Result<Self> {
         let at = Loader::new(b, ckpt, prefix);
         let eps = c.rms_norm_eps;
         Ok(Self {

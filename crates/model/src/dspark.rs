@@ -1,13 +1,13 @@
 //! The DSpark draft head: features of three layers, three stages, a Markov bias [§4].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{
     Backend, Host, Io, Taps,
     blocks::{AttentionWeights, MoeWeights, SublayerWeights},
 };
 
 use crate::{
-    Model, Result, State, attention, hyper,
+    Model, Result, State, Weights, attention, hyper,
     load::{Loader, mat, vector},
     moe,
 };
@@ -52,7 +52,7 @@ pub struct Draft {
     pub confidence: Vec<f32>,
 }
 
-pub(crate) fn load<B: Backend>(b: &B, ckpt: &Checkpoint, c: &Config) -> Result<DraftWeights<B>> {
+pub(crate) fn load<B: Backend>(b: &B, ckpt: &dyn Weights, c: &Config) -> Result<DraftWeights<B>> {
     let last = c.dspark.stages - 1;
     let mut stages = Vec::with_capacity(c.dspark.stages);
     for s in 0..c.dspark.stages {

@@ -1,6 +1,6 @@
 //! Engram layers: n-gram history, hashes and the gated memory [§2.9].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{
     Backend, Host, Taps,
     blocks::EngramWeights,
@@ -8,7 +8,7 @@ use ops::{
 };
 
 use crate::{
-    Error, Model, Result,
+    Error, Model, Result, Weights,
     layer::Engram,
     load::{Loader, mat, matrix},
     state::slack,
@@ -85,7 +85,7 @@ impl Hasher {
 
 pub(crate) fn load<B: Backend>(
     b: &B,
-    ckpt: &Checkpoint,
+    ckpt: &dyn Weights,
     prefix: &str,
     c: &Config,
     index: usize,

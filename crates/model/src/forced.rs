@@ -5,7 +5,9 @@
 
 use ops::{Backend, Host, Taps};
 
-use crate::{Input, Model, Output, Result, Rows, State, Step, engram::Tokens, indexer::Selection};
+use crate::{
+    Input, Model, Output, Result, Rows, State, Step, engram::Tokens, indexer::Selection, layer::Layer,
+};
 
 /// A step between two layers.
 pub struct Walk<B: Backend> {
@@ -18,10 +20,10 @@ pub struct Walk<B: Backend> {
     pub(crate) tokens: Tokens,
     pub(crate) selection: Selection<B>,
     features: Vec<B::Buf>,
-    layer: usize,
+    pub(crate) layer: usize,
     origin: u32,
     /// Tokens of the state behind the step.
-    end: usize,
+    pub(crate) end: usize,
     /// The first position that each layer takes; empty where all take all.
     pub(crate) lows: Vec<usize>,
 }
@@ -100,6 +102,19 @@ impl<B: Backend> Model<B> {
             walk.layer = self.layers.len();
             return Ok(false);
         }
+        self.take(layer, l, walk, state, taps)?;
+        Ok(true)
+    }
+
+    /// Runs `layer`, which is number `l`, on the walk.
+    pub(crate) fn take(
+        &self,
+        layer: &Layer<B>,
+        l: usize,
+        walk: &mut Walk<B>,
+        state: &mut State<B>,
+        taps: &mut Taps<'_, B::Buf>,
+    ) -> Result<()> {
         taps.set_prefix(format!("layers.{l}."));
         let selection = std::mem::take(&mut walk.selection);
         let mut step =
@@ -114,11 +129,11 @@ impl<B: Backend> Model<B> {
         }
         (walk.streams, walk.pre) = self.layer(layer, l, streams, walk.pre.clone(), state, &mut step, taps)?;
         walk.selection = step.selection;
-        walk.layer += 1;
+        walk.layer = l + 1;
         taps.put("streams", &walk.streams);
         taps.put("pre_mix", &walk.pre);
         taps.set_prefix(String::new());
-        Ok(true)
+        Ok(())
     }
 
     /// Moves the state behind the step and computes the head for the wanted rows.
@@ -132,7 +147,7 @@ impl<B: Backend> Model<B> {
         rows: Rows,
         taps: &mut Taps<'_, B::Buf>,
     ) -> Result<Option<Output<B>>> {
-        assert_eq!(walk.layer, self.layers.len(), "all layers come before the head");
+        assert_eq!(walk.layer, self.config.num_hidden_layers, "all layers come before the head");
         let b = self.backend();
         let t = walk.positions.len();
         state.advance_to(walk.end, self.slack());

@@ -1,17 +1,17 @@
 //! Weights of the hyper-connections around a sublayer [§2.2].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{Backend, blocks::SublayerWeights, hyper::MixConstants};
 
 use crate::{
-    Result,
+    Result, Weights,
     load::{Loader, mat, vector},
 };
 
 /// `part` is `attn` or `ffn`.
 pub(crate) fn load<B: Backend>(
     b: &B,
-    ckpt: &Checkpoint,
+    ckpt: &dyn Weights,
     prefix: &str,
     part: &str,
     c: &Config,

@@ -1,13 +1,13 @@
 //! Index sources: which entries a query attends, with the two-level filter [§2.5, §2.6].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{
     Backend, Host, Taps,
     blocks::{Entries, IndexerWeights},
 };
 
 use crate::{
-    Model, Result, State, Step,
+    Model, Result, State, Step, Weights,
     load::{Loader, mat},
 };
 
@@ -17,7 +17,7 @@ pub(crate) struct Indexer<B: Backend> {
 }
 
 impl<B: Backend> Indexer<B> {
-    pub(crate) fn load(b: &B, ckpt: &Checkpoint, prefix: &str, c: &Config) -> Result<Self> {
+    pub(crate) fn load(b: &B, ckpt: &dyn Weights, prefix: &str, c: &Config) -> Result<Self> {
         let at = Loader::new(b, ckpt, prefix);
         let weights = IndexerWeights {
             wq_b: mat(&at, "indexer.wq_b")?,
@@ -30,7 +30,7 @@ impl<B: Backend> Indexer<B> {
 
 /// The choices of one step, by index source.
 pub(crate) struct Selection<B: Backend> {
-    chosen: Vec<(usize, B::Buf)>,
+    pub(crate) chosen: Vec<(usize, B::Buf)>,
     pub(crate) candidates: Option<B::Buf>,
 }
 

@@ -24,6 +24,7 @@ mod rollback;
 pub mod sealed;
 mod snapshot;
 mod state;
+mod streamed;
 #[cfg(test)]
 mod tests;
 
@@ -31,9 +32,11 @@ pub use dspark::{Draft, DraftState};
 pub use error::Error;
 pub use forced::Walk;
 pub use layout::Layout;
+pub use load::Weights;
 pub use replay::Waiting;
 pub use snapshot::{Page, Snapshot, Tail};
 pub use state::{Global, State};
+pub use streamed::{Saved, Streamed};
 
 use checkpoint::Config;
 use ops::{Backend, Host, RopeTable, Taps, blocks::HeadWeights};

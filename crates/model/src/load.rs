@@ -1,6 +1,6 @@
 //! From a checkpoint to weights on a backend.
 
-use checkpoint::{Checkpoint, Role};
+use checkpoint::{Checkpoint, Config, Role, Weight};
 use ops::{Backend, Host, RopeTable, rope::Yarn};
 
 use crate::{
@@ -8,15 +8,30 @@ use crate::{
     identity, indexer::Indexer, layer::Layer, moe,
 };
 
+/// Where a model's weights come from.
+pub trait Weights {
+    /// The weight of a module, by the name that [`Checkpoint::weight`] takes.
+    ///
+    /// # Errors
+    /// A weight that is missing or can't be read.
+    fn weight(&self, module: &str) -> checkpoint::Result<Weight>;
+}
+
+impl Weights for Checkpoint {
+    fn weight(&self, module: &str) -> checkpoint::Result<Weight> {
+        Checkpoint::weight(self, module)
+    }
+}
+
 /// Reads weights whose names share a prefix.
 pub(crate) struct Loader<'a, B: Backend> {
     backend: &'a B,
-    ckpt: &'a Checkpoint,
+    ckpt: &'a dyn Weights,
     prefix: &'a str,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
-    pub(crate) fn new(backend: &'a B, ckpt: &'a Checkpoint, prefix: &'a str) -> Self {
+    pub(crate) fn new(backend: &'a B, ckpt: &'a dyn Weights, prefix: &'a str) -> Self {
         Self { backend, ckpt, prefix }
     }
 }
@@ -38,6 +53,48 @@ pub(crate) fn matrix<B: Backend>(at: &Loader<'_, B>, name: &str) -> Result<B::Bu
     Ok(at.backend.upload(&Host::f32(&[w.rows(), w.cols()], w.to_f32()))?)
 }
 
+/// The weights of layer `l`.
+pub(crate) fn layer<B: Backend>(b: &B, ckpt: &dyn Weights, c: &Config, l: usize) -> Result<Layer<B>> {
+    let plan = c.layer(l);
+    let prefix = format!("layers.{l}.");
+    let attn = format!("{prefix}attn.");
+    let engram = match plan.engram {
+        Some(index) => Some(engram::load(b, ckpt, &format!("{prefix}engram."), c, index)?),
+        None => None,
+    };
+    Ok(Layer {
+        engram,
+        attn_in: hyper::load(b, ckpt, &prefix, "attn", c)?,
+        attention: attention::load(b, ckpt, &attn, c)?,
+        source: match plan.role {
+            Role::Full => Some(Source::load(b, ckpt, &attn, c, plan.ratio)?),
+            _ => None,
+        },
+        indexer: match plan.role {
+            Role::Full | Role::Reindex => Some(Indexer::load(b, ckpt, &attn, c)?),
+            _ => None,
+        },
+        ffn_in: hyper::load(b, ckpt, &prefix, "ffn", c)?,
+        moe: moe::load(b, ckpt, &format!("{prefix}ffn."), c, c.n_routed_experts, c.num_experts_per_tok)?,
+    })
+}
+
+impl Ropes {
+    /// The tables of configuration `c`.
+    pub(crate) fn new(c: &Config) -> Self {
+        let yarn = Yarn {
+            factor: c.yarn.factor,
+            beta_fast: c.yarn.beta_fast,
+            beta_slow: c.yarn.beta_slow,
+            original: c.yarn.original_max_position_embeddings,
+        };
+        Self {
+            plain: RopeTable::plain(c.rope_theta, c.qk_rope_head_dim),
+            yarn: RopeTable::yarn(c.compress_rope_theta, c.qk_rope_head_dim, yarn),
+        }
+    }
+}
+
 impl<B: Backend> Model<B> {
     /// Prepares every weight of `ckpt` on `backend`; `token_map` gives the Engram id of every token.
     ///
@@ -48,46 +105,9 @@ impl<B: Backend> Model<B> {
         let b = &backend;
         let mut layers = Vec::with_capacity(c.num_hidden_layers);
         for l in 0..c.num_hidden_layers {
-            let plan = c.layer(l);
-            let prefix = format!("layers.{l}.");
-            let attn = format!("{prefix}attn.");
-            let engram = match plan.engram {
-                Some(index) => Some(engram::load(b, ckpt, &format!("{prefix}engram."), &c, index)?),
-                None => None,
-            };
-            layers.push(Layer {
-                engram,
-                attn_in: hyper::load(b, ckpt, &prefix, "attn", &c)?,
-                attention: attention::load(b, ckpt, &attn, &c)?,
-                source: match plan.role {
-                    Role::Full => Some(Source::load(b, ckpt, &attn, &c, plan.ratio)?),
-                    _ => None,
-                },
-                indexer: match plan.role {
-                    Role::Full | Role::Reindex => Some(Indexer::load(b, ckpt, &attn, &c)?),
-                    _ => None,
-                },
-                ffn_in: hyper::load(b, ckpt, &prefix, "ffn", &c)?,
-                moe: moe::load(
-                    b,
-                    ckpt,
-                    &format!("{prefix}ffn."),
-                    &c,
-                    c.n_routed_experts,
-                    c.num_experts_per_tok,
-                )?,
-            });
+            layers.push(layer(b, ckpt, &c, l)?);
         }
-        let yarn = Yarn {
-            factor: c.yarn.factor,
-            beta_fast: c.yarn.beta_fast,
-            beta_slow: c.yarn.beta_slow,
-            original: c.yarn.original_max_position_embeddings,
-        };
-        let ropes = Ropes {
-            plain: RopeTable::plain(c.rope_theta, c.qk_rope_head_dim),
-            yarn: RopeTable::yarn(c.compress_rope_theta, c.qk_rope_head_dim, yarn),
-        };
+        let ropes = Ropes::new(&c);
         let draft = if ckpt.has_dspark() { Some(dspark::load(b, ckpt, &c)?) } else { None };
         let (embed, head) = (mat(&Loader::new(b, ckpt, ""), "embed")?, head::load(b, ckpt, &c)?);
         let identity = identity::identity(b, ckpt, &token_map)?;

@@ -1,17 +1,17 @@
 //! Weights of a mixture of experts [§2.8].
 
-use checkpoint::{Checkpoint, Config};
+use checkpoint::Config;
 use ops::{Backend, ExpertWeights, blocks::MoeWeights};
 
 use crate::{
-    Result,
+    Result, Weights,
     load::{Loader, mat, vector},
 };
 
 /// A mixture of `count` experts, `top` a token.
 pub(crate) fn load<B: Backend>(
     b: &B,
-    ckpt: &Checkpoint,
+    ckpt: &dyn Weights,
     prefix: &str,
     c: &Config,
     count: usize,

@@ -211,6 +211,16 @@ pub mod smgen {
         t
     };
 
+    const CODES4: [u8; 256] = {
+        let mut t = [0; 256];
+        let mut i = 0;
+        while i < 256 {
+            t[i] = nibble(T4[i]);
+            i += 1;
+        }
+        t
+    };
+
     /// One named tensor.
     #[derive(Clone, Copy, Debug)]
     pub struct Tensor {
@@ -250,12 +260,23 @@ pub mod smgen {
 
         /// E2M1 code of element `i`.
         pub fn e2m1(self, i: u64) -> u8 {
-            nibble(T4[self.byte(i) as usize])
+            CODES4[self.byte(i) as usize]
         }
 
         /// Elements 2`j` and 2`j`+1 as one packed E2M1 byte.
         pub fn e2m1_packed(self, j: u64) -> u8 {
             self.e2m1(2 * j) | self.e2m1(2 * j + 1) << 4
+        }
+
+        /// E4M3 codes of elements 8`w` to 8`w`+7.
+        pub fn e4m3_word(self, w: u64) -> [u8; 8] {
+            self.stream.word(w).to_le_bytes().map(|b| CODES8[b as usize])
+        }
+
+        /// Elements 8`w` to 8`w`+7 as four packed E2M1 bytes.
+        pub fn e2m1_word(self, w: u64) -> [u8; 4] {
+            let b = self.stream.word(w).to_le_bytes().map(|b| CODES4[b as usize]);
+            [b[0] | b[1] << 4, b[2] | b[3] << 4, b[4] | b[5] << 4, b[6] | b[7] << 4]
         }
 
         /// E8M0 scale byte `i`: `e0` in half of the cases, else one more or one less.

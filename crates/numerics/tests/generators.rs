@@ -33,6 +33,8 @@ fn smgen_gives_its_published_vectors() {
         assert_eq!(four(&|i| format!("{:04x}", t.bf16(i, 1.0, 0.25))), list("bf16_std1_offset0.25_0_3"));
         assert_eq!(hex((0..16).map(|i| t.e4m3(i))), v["e4m3_0_15"].as_str().unwrap());
         assert_eq!(hex((0..8).map(|i| t.e2m1_packed(i))), v["e2m1_packed_0_7"].as_str().unwrap());
+        assert_eq!(hex((0..2).flat_map(|w| t.e4m3_word(w))), v["e4m3_0_15"].as_str().unwrap());
+        assert_eq!(hex((0..2).flat_map(|w| t.e2m1_word(w))), v["e2m1_packed_0_7"].as_str().unwrap());
         assert_eq!(four(&|i| t.e8m0(i, 114).to_string()), list("e8m0_e0_114_0_3"));
         assert_eq!(four(&|i| t.int(i, 1024).to_string()), list("int_mod1024_0_3"));
     }

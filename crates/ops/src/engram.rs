@@ -74,7 +74,7 @@ pub fn gates_row(
         let range = i * d..(i + 1) * d;
         let (x, key) = (&streams[range.clone()], &kv[range.clone()]);
         let (q, k) = (&q_weight[range.clone()], &k_weight[range]);
-        let sum: f64 = (0..d).map(|c| f64::from(x[c] * (q[c] * k[c])) * f64::from(key[c])).sum();
+        let sum: f64 = (0..d).map(|c| f64::from(x[c] * (q[c] * k[c]) * key[c])).sum();
         let norms = rsqrt(mean_square(x) + 1e-20) * rsqrt(mean_square(key) + 1e-20);
         let dot = sum as f32 * norms * (d as f64).powf(-0.5) as f32;
         let root = dot.abs().max(1e-6).sqrt().copysign(dot);

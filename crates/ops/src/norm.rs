@@ -8,7 +8,8 @@ pub fn rsqrt(x: f32) -> f32 {
     (1.0 / f64::from(x).sqrt()) as f32
 }
 
-/// mean(x²), summed in double precision in eight lanes.
+/// mean(x²): the sum, taken in double precision in eight lanes, rounded to single and times 1/n. PyTorch multiplies by the
+/// reciprocal on CUDA, which is not the correctly rounded quotient and decides bits of a normed row.
 pub fn mean_square(x: &[f32]) -> f32 {
     let mut lanes = [0.0f64; 8];
     let chunks = x.chunks_exact(8);
@@ -18,7 +19,7 @@ pub fn mean_square(x: &[f32]) -> f32 {
             *lane += f64::from(*v) * f64::from(*v);
         }
     }
-    ((lanes.iter().sum::<f64>() + tail) / x.len() as f64) as f32
+    (lanes.iter().sum::<f64>() + tail) as f32 * (1.0 / x.len() as f32)
 }
 
 /// One row: w · (x · rsqrt(mean(x²) + eps)).

@@ -15,6 +15,7 @@ pub mod machine;
 pub mod models;
 pub mod noise;
 pub mod receipt;
+pub mod release;
 pub mod run;
 pub mod scores;
 pub mod thresholds;

@@ -96,6 +96,8 @@ pub struct Thresholds {
     pub flips: Flips,
     /// G3.
     pub g3: G3,
+    /// The fixtures at released size, by `GATE.FIGURE`.
+    pub release: BTreeMap<String, Limit>,
 }
 
 impl Thresholds {

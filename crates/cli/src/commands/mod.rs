@@ -9,6 +9,7 @@ mod inspect;
 pub mod judge;
 pub mod qualify;
 pub mod receipt;
+mod release;
 mod run;
 pub mod trace;
 

@@ -24,6 +24,8 @@ pub enum Qualify {
     Ops(OpsArgs),
     /// A checkpoint: operators, teacher-forced layers, whole model, drafts (G0 to G4)
     Model(ModelArgs),
+    /// Operators, layers and whole runs at released size against the model maker's CUDA path, on generated weights (G0 to G3)
+    Release(super::release::ReleaseArgs),
 }
 
 /// What runs.
@@ -138,6 +140,7 @@ pub fn run(args: &Qualify) -> Result<(), Failure> {
     match args {
         Qualify::Ops(args) => operators(args),
         Qualify::Model(args) => model(args),
+        Qualify::Release(args) => super::release::run(args),
     }
 }
 
@@ -239,7 +242,7 @@ fn run_model<R: HostBackend>(
 }
 
 /// Writes the receipt, prints it, and fails where it says FAIL.
-fn finish(receipt: &Receipt, out: &Out, name: &str) -> Result<(), Failure> {
+pub fn finish(receipt: &Receipt, out: &Out, name: &str) -> Result<(), Failure> {
     let path = match &out.receipt {
         Some(path) => path.clone(),
         None => local_folder()

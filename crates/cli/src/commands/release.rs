@@ -1,0 +1,117 @@
+//! `hallmark qualify release`: the gates at released size against the model maker's CUDA path.
+
+use std::{fs, ops::Range, path::PathBuf};
+
+use clap::Args;
+use cpu::{Attention, Cpu, Slot};
+use ops::Mode;
+use qualify::{
+    models::trace_cache,
+    release::{ReleaseRun, WholeRuns, operators::PlainAttention, plots::plots},
+};
+
+use super::qualify::{On, Out, finish};
+use crate::failure::Failure;
+
+/// Operators, layers and whole runs of a generated 40-layer model of released width (16 experts) against DeepSeek's CUDA
+/// path on an H200 (G0 to G3). Weights are made one layer at a time, so 8 GB of memory are enough.
+#[derive(Args)]
+pub struct ReleaseArgs {
+    #[command(flatten)]
+    pub on: On,
+    /// Layers to run, such as 0..3; whole runs need all
+    #[arg(long, default_value = "0..40", value_name = "A..B", value_parser = layers)]
+    pub layers: Range<usize>,
+    /// Whole runs: none, short (8 tokens) or all (160 tokens too)
+    #[arg(long, default_value = "all", value_name = "none|short|all")]
+    pub whole: Whole,
+    /// Folder that keeps finished layers, so that an interrupted run goes on (default: a cache folder)
+    #[arg(long, value_name = "DIR")]
+    pub work: Option<PathBuf>,
+    /// Write the plots of the documentation to this folder
+    #[arg(long, value_name = "DIR")]
+    pub plots: Option<PathBuf>,
+    #[command(flatten)]
+    pub out: Out,
+}
+
+/// What of G3 runs.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Whole {
+    /// G0 to G2 alone.
+    None,
+    /// The prompts of 8 tokens.
+    Short,
+    /// All prompts.
+    All,
+}
+
+impl Whole {
+    fn word(self) -> (WholeRuns, &'static str) {
+        match self {
+            Whole::None => (WholeRuns::None, "none"),
+            Whole::Short => (WholeRuns::Short, "short"),
+            Whole::All => (WholeRuns::All, "all"),
+        }
+    }
+}
+
+fn layers(s: &str) -> Result<Range<usize>, String> {
+    let parsed = s.split_once("..").and_then(|(a, b)| Some(a.parse().ok()?..b.parse().ok()?));
+    parsed.ok_or_else(|| "two layer numbers are needed, such as 0..3".into())
+}
+
+/// Attention over plain rows by the CPU kernels, in mode `source`.
+fn attend(b: &Cpu, case: &PlainAttention) -> Vec<f32> {
+    let scale = (case.dim as f64).powf(-0.5) as f32;
+    let queries = Attention { q: case.q, dim: case.dim, sinks: case.sinks, scale, round: true };
+    let mut o = vec![0.0; case.q.len()];
+    let row = |s: &i32| match usize::try_from(*s) {
+        Ok(s) => Slot::Plain(&case.keys[s * case.dim..][..case.dim]),
+        Err(_) => Slot::Empty,
+    };
+    b.engine().attention(queries, |r| case.slots[r].iter().map(row).collect(), &mut o);
+    o
+}
+
+pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
+    if args.on.numerics != Mode::Source {
+        return Err(Failure::Usage(
+            "qualify release compares roundings, so it runs in source numerics alone; leave out --numerics"
+                .into(),
+        ));
+    }
+    let kernels = args.on.cpu()?;
+    let device = args.on.id(&kernels);
+    let (whole, word) = args.whole.word();
+    let (a, b) = (args.layers.start, args.layers.end);
+    let mut command = format!("hallmark qualify release --device {}", device.name);
+    if (a, b) != (0, 40) {
+        command += &format!(" --layers {a}..{b}");
+    }
+    if whole != WholeRuns::All {
+        command += &format!(" --whole {word}");
+    }
+    let name = format!("release-{}-source.json", device.family);
+    let run = ReleaseRun {
+        attend: &|case| attend(&kernels, case),
+        device,
+        layers: args.layers.clone(),
+        whole,
+        work: args.work.clone().or_else(|| Some(trace_cache()?.parent()?.join("release"))),
+        command,
+        operators: true,
+        stop: None,
+    };
+    let make = || args.on.cpu().map_err(|e| qualify::Error::Usage(e.to_string()));
+    let outcome = run.run(&make, |what| eprintln!("{what}")).map_err(Failure::Qualify)?;
+    if let Some(folder) = &args.plots {
+        fs::create_dir_all(folder).map_err(|e| Failure::Io(format!("{}: {e}", folder.display())))?;
+        for (name, svg) in plots(&outcome).map_err(Failure::Qualify)? {
+            let path = folder.join(name);
+            fs::write(&path, svg).map_err(|e| Failure::Io(format!("{}: {e}", path.display())))?;
+        }
+    }
+    let receipt = run.receipt(&outcome, Mode::Source.name()).map_err(Failure::Qualify)?;
+    finish(&receipt, &args.out, &name)
+}

@@ -1,0 +1,154 @@
+//! A backend that tells what the router chose and how sure it was, or takes another run's choice.
+
+use std::sync::{Mutex, PoisonError};
+
+use ops::{
+    Backend, Compressed, ExpertWeights, Host, Mode, Routing, Weight, Window, attention, moe::softplus,
+};
+
+use crate::{gates::model::HostBackend, scores::choice_margin};
+
+/// What attention does otherwise than `source` on a served request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Slots {
+    /// The released code's list for a prefill: as many window columns as tokens, up to a whole window. The borders of its
+    /// blocks of 64 slots then depend on the length of the prompt, and with them roundings of the probabilities.
+    #[default]
+    Released,
+    /// The list that serves: a whole window always, so that a row's bits do not depend on the rows beside it.
+    RowInvariant,
+    /// The released list, probabilities not rounded.
+    PlainProbabilities,
+}
+
+/// What the router of one layer chose.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice {
+    /// Experts `[T, k]` in the order of choice.
+    pub experts: Vec<i32>,
+    /// Experts of a token.
+    pub k: usize,
+    /// (last kept - first dropped) / deviation of the row's scores, by token.
+    pub margins: Vec<f64>,
+}
+
+impl Choice {
+    /// The experts of token `t`, ascending.
+    pub fn sorted(&self, t: usize) -> Vec<i32> {
+        let mut ids = self.experts[t * self.k..][..self.k].to_vec();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Experts of this choice that `other` lacks, over all tokens.
+    pub fn changes(&self, other: &Self) -> usize {
+        let rows = self.experts.chunks(self.k).zip(other.experts.chunks(self.k));
+        rows.map(|(a, b)| a.iter().filter(|e| !b.contains(e)).count()).sum()
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    last: Option<Choice>,
+    replay: Option<Vec<i32>>,
+    slots: Slots,
+}
+
+/// The wrapper.
+pub struct Routes<B> {
+    inner: B,
+    log: Mutex<Log>,
+}
+
+impl<B> Routes<B> {
+    /// Around `inner`.
+    pub fn new(inner: B) -> Self {
+        Self { inner, log: Mutex::default() }
+    }
+
+    /// The backend inside.
+    pub fn inner(&self) -> &B {
+        &self.inner
+    }
+
+    /// What the last router call chose by itself, whether or not another choice was taken.
+    pub fn take(&self) -> Option<Choice> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).last.take()
+    }
+
+    /// Which list attention takes from now on.
+    pub fn set_slots(&self, slots: Slots) {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).slots = slots;
+    }
+
+    /// Makes the next router call take `experts`, with weights from its own scores.
+    pub fn replay(&self, experts: Option<Vec<i32>>) {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).replay = experts;
+    }
+}
+
+impl<B: HostBackend> Backend for Routes<B> {
+    type Buf = Host;
+    type Mat = Weight;
+    type Experts = Vec<ExpertWeights>;
+
+    ops::delegate_backend!(inner: plumbing embed replicate rmsnorm linear grouped_linear argmax rope store_window
+        ring_write publish_kv publish_key quantise_index_query pool_pairs index_scores candidates mask_scores topk
+        routed_experts shared_expert moe_sum hc_mix hc_collapse hc_expand engram_rows engram_gate
+        stream_mean draft_attention markov_bias concat_cols);
+
+    fn sparse_attention(
+        &self,
+        q: &Host,
+        window: &Window<'_, Host>,
+        compressed: Option<&Compressed<'_, Host>>,
+        sinks: &Host,
+        positions: &[u32],
+    ) -> Host {
+        let slots = self.log.lock().unwrap_or_else(PoisonError::into_inner).slots;
+        let (ring, fresh, base) = (window.ring, window.fresh, window.base);
+        let columns = if base == 0 && slots != Slots::RowInvariant {
+            window.size.min(fresh.rows())
+        } else {
+            window.size
+        };
+        let window = Window { ring, fresh, base, size: columns };
+        if slots == Slots::PlainProbabilities {
+            let o =
+                attention::sparse_attention(Mode::Exact, q, &window, compressed, sinks.as_f32(), positions);
+            return Host::f32(o.shape(), o.as_f32().iter().map(|v| self.inner.mode().bf16(*v)).collect());
+        }
+        self.inner.sparse_attention(q, &window, compressed, sinks, positions)
+    }
+
+    fn router(
+        &self,
+        logits: &Host,
+        bias: &Host,
+        image: Option<(&Host, &[bool])>,
+        k: usize,
+        scale: f32,
+    ) -> Routing<Host> {
+        let mut routing = self.inner.router(logits, bias, image, k, scale);
+        let margin = |row: &[f32]| {
+            let scores: Vec<f64> =
+                row.iter().zip(bias.as_f32()).map(|(x, b)| f64::from(softplus(*x).sqrt() + b)).collect();
+            choice_margin(&scores, k)
+        };
+        let margins = (0..logits.rows()).map(|t| margin(logits.row(t))).collect();
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.last = Some(Choice { experts: routing.experts.as_i32().to_vec(), k, margins });
+        if let Some(experts) = log.replay.take() {
+            let mut weights = Vec::with_capacity(experts.len());
+            for (t, ids) in experts.chunks(k).enumerate() {
+                let scores: Vec<f32> =
+                    ids.iter().map(|e| softplus(logits.row(t)[*e as usize]).sqrt()).collect();
+                let sum: f32 = scores.iter().sum();
+                weights.extend(scores.iter().map(|s| s / (sum + 1e-20) * scale));
+            }
+            let shape = [logits.rows(), k];
+            routing = Routing { experts: Host::i32(&shape, experts), weights: Host::f32(&shape, weights) };
+        }
+        routing
+    }
+}
