@@ -177,7 +177,7 @@ impl ReleaseRun<'_> {
         let scope = format!(
             "DeepSeek's CUDA path on an H200 (V4's kernel.py with the documented V4.1 changes) against {} in {numerics} \
              numerics: operators at released size, layers {} to {} of a 40-layer model of released width with 16 experts and \
-             random weights{}; not the released weights",
+             random weights, in the slot order of the released prefill{}; not the released weights",
             self.device.family,
             self.layers.start,
             self.layers.end - 1,

@@ -140,7 +140,9 @@ pub fn layers(figures: &[LayerFigures]) -> (Gate, Vec<Flip>) {
             f.knobs.iter().find(|k| k.0 == slots && k.1.from == k.1.layer).map(|k| (f.layer, k.1.all))
         };
         for (l, all) in figures.iter().filter_map(own).filter(|k| FORCED.contains(&k.0)) {
-            checks.push(Check::new(format!("layer {l} {what}"), all, Rule::Shown));
+            let past = all > limit("g2.layer");
+            let note = if past { "past the limit of the layer: FAIL if it were gated" } else { "" };
+            checks.push(Check::new(format!("layer {l} {what}"), all, Rule::Shown).noted(note));
         }
     }
     let mut token_layers = 8 * FORCED.len();
