@@ -112,7 +112,7 @@ fn bytes<const N: usize>(len: usize, piece: impl Fn(u64) -> [u8; N] + Sync + Sen
     let mut out = vec![0; len];
     out.par_chunks_mut(N << 10).enumerate().for_each(|(c, out)| {
         for (i, out) in out.chunks_mut(N).enumerate() {
-            out.copy_from_slice(&piece((c << 10 | i) as u64)[..out.len()]);
+            out.copy_from_slice(&piece(((c << 10) | i) as u64)[..out.len()]);
         }
     });
     Bytes::copied(&out)
