@@ -39,6 +39,8 @@ pub enum Command {
     Chat(Chat),
     /// Say what a checkpoint holds, or what a configuration implies
     Inspect(Inspect),
+    /// Say whether a model fits a machine, before it is downloaded or loaded
+    Plan(Plan),
     /// Measure speed beside the machine's limits
     #[command(subcommand)]
     Bench(Bench),
@@ -254,6 +256,31 @@ pub struct Inspect {
     /// Read every byte: Engram scales and all codes too
     #[arg(long, conflicts_with = "config")]
     pub verify: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct Plan {
+    /// Model folder: its headers are read, nothing else; the built-in demo model by default
+    #[arg(conflicts_with = "config")]
+    pub model: Option<PathBuf>,
+    /// A config.json alone: the checkpoint that it describes, in the released format or with --bits
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Routed experts in EXL3 of this many bits (1 to 8, 1.5, 2.5, 3.5), all else as released
+    #[arg(long, value_name = "BITS", requires = "config")]
+    pub bits: Option<f64>,
+    /// Tokens of the longest conversation
+    #[arg(long, default_value_t = 131_072, value_name = "N")]
+    pub context: usize,
+    /// Load the draft stages too: on or off
+    #[arg(long, default_value = "on", value_name = "on|off", value_parser = ["on", "off"])]
+    pub drafts: String,
+    /// One machine of the table alone, by its name
+    #[arg(long, value_name = "NAME")]
+    pub machine: Option<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

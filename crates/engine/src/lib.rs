@@ -14,6 +14,7 @@ mod drafts;
 mod error;
 mod generate;
 mod loaded;
+pub mod plan;
 pub mod sampler;
 mod sequence;
 mod session;

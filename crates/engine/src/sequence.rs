@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Tokens of one prefill step. Bounds the memory of activations; by row invariance it changes no bit.
-const CHUNK: usize = 512;
+pub(crate) const CHUNK: usize = 512;
 
 /// Kept states tried for one prompt.
 const ATTEMPTS: usize = 16;

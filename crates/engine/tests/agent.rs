@@ -28,11 +28,13 @@ struct Agent {
     messages: Vec<ConversationMessage>,
     parked: Vec<ConversationMessage>,
     session: usize,
+    /// Conversations begun: with their instructions alone, which are too few tokens to go on from.
+    begun: usize,
 }
 
 impl Agent {
     fn new() -> Self {
-        Self { random: Random(11), messages: instructions(), parked: instructions(), session: 0 }
+        Self { random: Random(11), messages: instructions(), parked: instructions(), session: 0, begun: 2 }
     }
 
     fn next(&mut self, loaded: &Loaded) -> Turn {
@@ -56,6 +58,7 @@ impl Agent {
         let mut ids = self.prompt(loaded);
         if ids.len() > LONGEST {
             self.messages = instructions();
+            self.begun += 1;
             self.ask();
             ids = self.prompt(loaded);
         }
@@ -179,7 +182,7 @@ fn an_agents_trace_is_answered_alike_with_the_cache() {
         kl / turns as f64,
         nrms / turns as f64,
     );
-    assert!(hits >= turns - 1 && after_restart > 0);
+    assert!(hits + agent.begun >= turns && after_restart > 0, "{hits} of {turns}, {} begun", agent.begun);
     // What an agent adds at a time is little beside what it repeats.
     assert!(4 * computed < asked, "{computed} of {asked}");
 }

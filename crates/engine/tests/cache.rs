@@ -222,6 +222,39 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
+/// Once a page whose name claimed the prefix of a page before it took that page along, and the lookup panicked.
+#[test]
+fn a_name_that_claims_another_prefix_is_harmless() {
+    let loaded = load("nano", Mode::Native);
+    let (text, whole) = (random_ids(&loaded, 200, 1), tempfile::tempdir().unwrap());
+    let want = straight(&loaded, std::slice::from_ref(&text));
+    let cache = open_cache(&loaded, &on_disk(whole.path()));
+    take(&loaded, &cache, &text);
+    drop(cache);
+    let names: Vec<String> = items(whole.path()).iter().map(|f| name(f)).collect();
+    let pages: Vec<Vec<&str>> =
+        names.iter().filter(|n| n.starts_with("page-")).map(|n| n.split('-').collect()).collect();
+    assert_eq!(pages.len(), 3);
+    // The root and the three prefixes.
+    let mut keys: Vec<&str> = pages.iter().flat_map(|p| [p[1], p[2]]).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 4);
+    for page in &pages {
+        for (parent, key) in keys.iter().flat_map(|p| keys.iter().map(move |k| (p, k))) {
+            let dir = tempfile::tempdir().unwrap();
+            copy(whole.path(), dir.path());
+            let forged = dir.path().join(format!("page-{parent}-{key}"));
+            let _ = fs::remove_file(&forged);
+            fs::copy(whole.path().join(page.join("-")), &forged).unwrap();
+            let cache = open_cache(&loaded, &on_disk(dir.path()));
+            for _ in 0..2 {
+                assert_eq!(take(&loaded, &cache, &text).0, want[0], "{page:?} as {parent} {key}");
+            }
+        }
+    }
+}
+
 #[test]
 fn damaged_folders_never_give_a_wrong_state() {
     let loaded = load("nano", Mode::Native);

@@ -61,6 +61,7 @@ fn plain(loaded: &Loaded, prompt: &[u32], sampling: SamplingParams, n: usize) ->
 
 /// The same with `drafts` drafts a round: the tokens, the state that is left, and how many drafts were right.
 fn check(loaded: &Loaded, want: &Plain, drafts: usize, pattern: Pattern, seed: u64) -> (u64, u64) {
+    let most = drafts as u64;
     let drafts = if drafts == 0 { Drafts::Off } else { Drafts::Fixed(drafts) };
     let options = SessionOptions { drafts, ..SessionOptions::new(want.prompt.len() + want.n) };
     let mut session = open(loaded, options);
@@ -74,8 +75,10 @@ fn check(loaded: &Loaded, want: &Plain, drafts: usize, pattern: Pattern, seed: u
     assert_eq!(got.ids, want.ids, "{}", what());
     assert!(session.save().unwrap() == want.state, "the state after {}", what());
     match pattern {
+        // Drafts past the end of the answer are wrong, and only those of the last round reach it.
         Pattern::All => {
-            assert!(got.drafts.accepted + 1 >= got.drafts.drafted.min(want.ids.len() as u64), "{}", what())
+            let wrong = got.drafts.drafted - got.drafts.accepted;
+            assert!(wrong <= most, "{wrong} wrong: {}", what())
         }
         Pattern::None => assert_eq!(got.drafts.accepted, 0, "{}", what()),
         _ => {}

@@ -7,6 +7,7 @@ pub mod capabilities;
 mod chat;
 mod inspect;
 pub mod judge;
+mod plan;
 pub mod qualify;
 pub mod receipt;
 mod release;
@@ -27,6 +28,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Qualify(args) => qualify::run(&args),
         Command::Trace(args) => trace::run(&args),

@@ -103,6 +103,7 @@ impl Tree {
         for item in &found {
             self.entries.insert(*item, Entry { page: None, tail: None, tick: 0 });
             match *item {
+                Item::Page { key, .. } if key == self.root => {}
                 Item::Page { parent, key } => {
                     let node = self.nodes.entry(key).or_default();
                     node.page = Some(*item);
@@ -195,7 +196,8 @@ impl Tree {
             let fits = |(position, tail): &&(usize, Key)| {
                 *position <= limit && *position >= first && *tail == key.then(&ids[first..*position])
             };
-            self.nodes[key].tails.iter().filter(fits).map(|(position, _)| *position).max()
+            // Looking beyond may have shown that a page of the path is none.
+            self.nodes.get(key)?.tails.iter().filter(fits).map(|(position, _)| *position).max()
         });
         Offer { entries: whole + partial, tail: tail.unwrap_or(0), miss }
     }
@@ -464,6 +466,10 @@ impl Tree {
                 Item::Page { parent, key } => {
                     if let Some(node) = self.nodes.get_mut(&parent) {
                         node.children.retain(|k| *k != key);
+                    }
+                    // A file's name may claim a prefix that is another item's.
+                    if self.nodes.get(&key).is_none_or(|n| n.page != Some(item)) {
+                        continue;
                     }
                     let Some(node) = self.nodes.remove(&key) else { continue };
                     stack.extend(node.children.iter().filter_map(|k| self.nodes.get(k)?.page));

@@ -1,0 +1,83 @@
+//! `hallmark plan`.
+
+use std::fmt::Write as _;
+
+use checkpoint::{Checkpoint, Config};
+use engine::plan::{MACHINES, Machine, Parts, Plan, Verdict, Wish, gb};
+use exl3::Rate;
+
+use crate::{args, demo, failure::Failure, render};
+
+pub fn run(args: &args::Plan) -> Result<(), Failure> {
+    let (config, parts) = match (&args.config, &args.model) {
+        (Some(file), _) => {
+            let config = Config::load_file(file)?;
+            let bits =
+                args.bits.map(Rate::from_bits).transpose().map_err(|e| Failure::Usage(e.to_string()))?;
+            let parts = Parts::of_config(&config, bits);
+            (config, parts)
+        }
+        (None, Some(dir)) => of(&Checkpoint::open_headers(dir)?),
+        (None, None) => of(&demo::open()?),
+    };
+    if args.context == 0 || args.context > config.max_position_embeddings {
+        return Err(Failure::Usage(format!(
+            "--context {}: the model takes 1 to {} tokens",
+            args.context, config.max_position_embeddings
+        )));
+    }
+    let wish = Wish { context: args.context, drafts: args.drafts == "on" };
+    let plan = Plan::new(&config, parts, wish, &machines(args)?, args.config.is_some());
+    if args.json { render::document(&plan) } else { render::line(report(&plan).trim_end()) }
+}
+
+fn of(checkpoint: &Checkpoint) -> (Config, Parts) {
+    (checkpoint.config().clone(), Parts::of_checkpoint(checkpoint))
+}
+
+fn machines(args: &args::Plan) -> Result<Vec<Machine>, Failure> {
+    let Some(name) = &args.machine else { return Ok(MACHINES.to_vec()) };
+    match MACHINES.iter().find(|m| m.name == name) {
+        Some(machine) => Ok(vec![machine.clone()]),
+        None => {
+            let names = MACHINES.map(|m| m.name).join(", ");
+            Err(Failure::Usage(format!("--machine {name}: known are {names}")))
+        }
+    }
+}
+
+fn report(plan: &Plan) -> String {
+    let mut out = String::new();
+    let mut line = |text: String| {
+        let _ = writeln!(out, "{text}"); // writing to a String can't fail
+    };
+    for (name, bytes) in plan.rows() {
+        line(format!("{name:<28}{:>10.3} GB", gb(bytes)));
+    }
+    line(format!("{:<28}{:>10.3} GB", format!("needed at {} tokens", plan.wish.context), gb(plan.device)));
+    match plan.parts.engram {
+        0 => line("Engram tables are not in this folder".into()),
+        bytes => line(format!("{:<28}{:>10.3} GB", "Engram tables, apart", gb(bytes))),
+    }
+    if plan.parts.vision > 0 {
+        line(format!("{:<28}{:>10.3} GB", "vision, never loaded", gb(plan.parts.vision)));
+    }
+    line(format!("{:<28}{:>10.3} GB", "read for a decoded token", gb(plan.read)));
+    line(String::new());
+    for f in &plan.machines {
+        let how = if f.how.is_empty() { String::new() } else { format!(": {}", f.how) };
+        line(format!("{:<16} {} ({}){how}", f.machine.name, f.verdict.word(), f.machine.title));
+        if matches!(f.verdict, Verdict::Fits | Verdict::FitsAfter) {
+            line(format!(
+                "{:<16} Engram tables {}; at most {:.1} tok/s at {} GB/s",
+                "",
+                f.engram,
+                f.roof,
+                f.machine.bandwidth / 1_000_000_000
+            ));
+        }
+    }
+    line(String::new());
+    line("This build computes on the CPU only: the verdicts are about bytes, the rates are roofs of bandwidth.".into());
+    out
+}
