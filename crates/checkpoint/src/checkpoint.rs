@@ -324,6 +324,24 @@ impl Checkpoint {
         self.source.bytes(name)
     }
 
+    /// The side files of at most `limit` bytes that belong to the model's tokenizer and prompts, with their bytes: JSON
+    /// and text files other than the configuration and what says where tensors are.
+    pub fn side_files(&self, limit: usize) -> Result<Vec<(String, Bytes)>> {
+        const OURS: [&str; 3] = ["config.json", "quantization_config.json", "model.safetensors.index.json"];
+        let side = |n: &String| {
+            let kind = [".json", ".jinja", ".txt", ".model"].iter().any(|e| n.ends_with(e));
+            kind && !OURS.contains(&n.as_str())
+        };
+        let mut out = Vec::new();
+        for name in self.source.names()?.into_iter().filter(side) {
+            let bytes = self.source.bytes(&name)?;
+            if bytes.len() <= limit {
+                out.push((name, bytes));
+            }
+        }
+        Ok(out)
+    }
+
     /// Tensors copied so far because the file places them off a multiple of 16 bytes. Engram tables are never copied:
     /// their rows are gathered, and kernels do not read them.
     pub fn copied(&self) -> usize {

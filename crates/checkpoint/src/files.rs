@@ -2,7 +2,10 @@
 
 use std::{fs::File, io::Read, path::Path};
 
-use crate::error::{Error, Result};
+use crate::{
+    Bytes,
+    error::{Error, Result},
+};
 
 /// The whole file, refused beyond `limit` bytes. An absent file is a bad checkpoint, not an I/O failure.
 pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
@@ -12,6 +15,19 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
         return Err(Error::invalid(path.display().to_string(), format!("has more than {limit} bytes")));
     }
     Ok(out)
+}
+
+/// A whole file, mapped; links are followed.
+pub(crate) fn map(path: &Path) -> Result<Bytes> {
+    let handle = open(path)?;
+    let meta = handle.metadata().map_err(Error::io(path))?;
+    if !meta.is_file() {
+        return Err(Error::invalid(path.display().to_string(), "is not a file"));
+    }
+    // SAFETY: the map is read-only and lives as long as its bytes. A checkpoint that another process rewrites in place
+    // under a running engine is outside any guarantee; downloads replace files whole.
+    let map = unsafe { memmap2::Mmap::map(&handle) }.map_err(Error::io(path))?;
+    Ok(Bytes::mapped(map))
 }
 
 /// Opens a file that the checkpoint must have.

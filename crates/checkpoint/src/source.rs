@@ -109,16 +109,7 @@ impl Source {
                 if !is_plain_name(file) {
                     return Err(Error::invalid(self.root(), format!("\"{file}\" is not a file name")));
                 }
-                let path = dir.join(file);
-                let handle = files::open(&path)?;
-                let meta = handle.metadata().map_err(Error::io(&path))?;
-                if !meta.is_file() {
-                    return Err(Error::invalid(self.label(file), "is not a file"));
-                }
-                // SAFETY: the map is read-only and lives as long as its bytes. A checkpoint that another process
-                // rewrites in place under a running engine is outside any guarantee; downloads replace files whole.
-                let map = unsafe { memmap2::Mmap::map(&handle) }.map_err(Error::io(&path))?;
-                Ok(Bytes::mapped(map))
+                files::map(&dir.join(file))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Writing safetensors: one shard from finished bytes, whole or not at all.
+//! Writing safetensors: one shard from finished bytes, whole or not at all; and reading back what was written.
 
 use std::{
     fs::{self, File},
@@ -9,8 +9,9 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Dtype,
+    Bytes, Dtype,
     error::{Error, Result},
+    files, header,
 };
 
 /// One finished tensor.
@@ -41,12 +42,34 @@ pub fn write_shard(path: &Path, items: &[Item]) -> Result<()> {
         offset = end;
     }
     let mut header = Value::from(header).to_string().into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
+    // The data begins on a multiple of 16 bytes, as kernels want it.
+    header.resize((8 + header.len()).next_multiple_of(16) - 8, b' ');
     replace(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         items.iter().try_for_each(|t| out.write_all(t.data))
     })
+}
+
+/// A tensor of a shard: name, stored type, shape, bytes.
+pub type Read = (String, Dtype, Vec<usize>, Bytes);
+
+/// The tensors of a whole shard in the order of their bytes; `file` is its name in errors.
+pub fn read_shard(bytes: &Bytes, file: &str) -> Result<Vec<Read>> {
+    let header = header::parse(bytes).map_err(|lie| match lie.tensor {
+        Some(tensor) => Error::tensor(file, tensor, lie.what),
+        None => Error::invalid(file, lie.what),
+    })?;
+    let one = |t: header::Place| {
+        let data = bytes.slice(t.offset, t.len).expect("the header was checked against the file's length");
+        (t.name, t.dtype, t.shape, data)
+    };
+    Ok(header.tensors.into_iter().map(one).collect())
+}
+
+/// As [`read_shard`], of a mapped file.
+pub fn read_shard_file(path: &Path) -> Result<Vec<Read>> {
+    read_shard(&files::map(path)?, &path.display().to_string())
 }
 
 /// Writes the index of tensors (name, file) whose bytes sum to `total`.
@@ -61,7 +84,7 @@ pub fn write_index<'a>(
 }
 
 /// Fills a temporary file and renames it to `path`, so that no reader ever sees half of it.
-pub(crate) fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+pub fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".part");
     let temporary = PathBuf::from(temporary);

@@ -58,6 +58,10 @@ pub enum Command {
     Receipt(ReceiptCommand),
     /// Say what this build is qualified for, and why not for the rest
     Capabilities(CapabilitiesArgs),
+    /// Make an EXL3 pack from a released checkpoint
+    Quantize(Quantize),
+    /// Compare two models on texts: NLL, KL both ways, best tokens, right answers
+    Compare(Compare),
 }
 
 /// What every command that runs a model takes.
@@ -270,8 +274,8 @@ pub struct Plan {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Routed experts in EXL3 of this many bits (1 to 8, 1.5, 2.5, 3.5), all else as released
-    #[arg(long, value_name = "BITS", requires = "config")]
-    pub bits: Option<f64>,
+    #[arg(long, value_name = "K", requires = "config", value_parser = rate)]
+    pub bits: Option<exl3::Rate>,
     /// Tokens of the longest conversation
     #[arg(long, default_value_t = 131_072, value_name = "N")]
     pub context: usize,
@@ -284,6 +288,109 @@ pub struct Plan {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// Make an EXL3 pack from a checkpoint in the released form: routed experts, and if asked the dense layers and the head.
+///
+/// The layers are calibrated with the model's own forward over texts, on all cores. A killed run goes on where it was
+/// when called again: its work lies in DST.part until all is done. The bytes depend on checkpoint, texts and settings
+/// only, not on the number of threads.
+#[derive(Args)]
+pub struct Quantize {
+    /// Folder of the released checkpoint
+    #[arg(value_name = "SRC")]
+    pub source: PathBuf,
+    /// Folder of the pack; must not exist
+    #[arg(value_name = "DST")]
+    pub destination: PathBuf,
+    /// Bits per weight of the routed experts: 1 to 8, or 1.5, 2.5, 3.5
+    #[arg(long, value_name = "K", value_parser = rate)]
+    pub bits: exl3::Rate,
+    /// Codebook; half rates need mul1
+    #[arg(long, value_enum, default_value = "mul1")]
+    pub codebook: CodebookName,
+    /// Bits per weight of the output head (default: as released, or 6 or more with --dense K)
+    #[arg(long, value_name = "K", value_parser = rate)]
+    pub head_bits: Option<exl3::Rate>,
+    /// Attention, shared experts, compressors, Engram projections: keep as released, or bits per weight
+    #[arg(long, default_value = "keep", value_name = "keep|K")]
+    pub dense: Dense,
+    /// Texts to calibrate with: JSON lines with a field text, or one plain text (default: texts within the program)
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<PathBuf>,
+    /// Search less: five to eight times faster on small matrices, one and a half times on large ones, for some percent
+    /// more error
+    #[arg(long)]
+    pub short_search: bool,
+    /// Leave the Engram tables out: the pack then takes them from elsewhere with --engram-from
+    #[arg(long)]
+    pub no_engram: bool,
+    /// Threads; all cores by default
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Print the report as one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum CodebookName {
+    Mul1,
+    Mcg,
+}
+
+impl From<CodebookName> for exl3::Codebook {
+    fn from(name: CodebookName) -> Self {
+        match name {
+            CodebookName::Mul1 => Self::Mul1,
+            CodebookName::Mcg => Self::Mcg,
+        }
+    }
+}
+
+/// What becomes of dense layers.
+#[derive(Clone, Copy)]
+pub enum Dense {
+    Keep,
+    Bits(exl3::Rate),
+}
+
+impl std::str::FromStr for Dense {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if s == "keep" { Ok(Dense::Keep) } else { rate(s).map(Dense::Bits) }
+    }
+}
+
+/// Compare model B with model A on texts: negative log likelihood, KL divergence both ways, agreement of the best token,
+/// and right answers where the texts have them. A text is scored on its answer, or as a whole if it has none.
+#[derive(Args)]
+pub struct Compare {
+    /// The reference: a model folder, or demo for the built-in model
+    pub a: PathBuf,
+    /// The model that is judged
+    pub b: PathBuf,
+    /// JSON lines with prompt and answer, or text, and category; or one plain text
+    #[arg(long, value_name = "FILE")]
+    pub texts: PathBuf,
+    /// Folder that holds the Engram tables, for a pack without them
+    #[arg(long, value_name = "DIR")]
+    pub engram_from: Option<PathBuf>,
+    /// Where values are rounded: exact, source or native
+    #[arg(long, default_value = "native", value_name = "MODE")]
+    pub numerics: Mode,
+    /// Threads; all cores by default
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn rate(s: &str) -> Result<exl3::Rate, String> {
+    let rate = s.parse().ok().and_then(|bits| exl3::Rate::from_bits(bits).ok());
+    rate.ok_or_else(|| "bits per weight are 1 to 8, or 1.5, 2.5, 3.5".into())
 }
 
 #[derive(Subcommand)]

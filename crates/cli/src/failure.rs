@@ -17,6 +17,8 @@ pub enum Failure {
     Qualify(qualify::Error),
     /// A gate or a verification says no: exit 1.
     Gate(String),
+    /// Quantising or comparing failed; it knows the code.
+    Quantize(quantize::Error),
     /// The reader of the output went away; nothing to report.
     ClosedPipe,
 }
@@ -31,6 +33,7 @@ impl Failure {
             Failure::Io(_) => 6,
             Failure::Engine(e) => e.exit_code(),
             Failure::Qualify(e) => e.exit_code(),
+            Failure::Quantize(e) => e.exit_code(),
             Failure::ClosedPipe => 0,
         }
     }
@@ -42,6 +45,7 @@ impl fmt::Display for Failure {
             Failure::Usage(s) | Failure::Input(s) | Failure::Io(s) | Failure::Gate(s) => f.write_str(s),
             Failure::Engine(e) => write!(f, "{e}"),
             Failure::Qualify(e) => write!(f, "{e}"),
+            Failure::Quantize(e) => write!(f, "{e}"),
             Failure::ClosedPipe => Ok(()),
         }
     }

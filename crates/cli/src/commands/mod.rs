@@ -5,10 +5,12 @@ mod bench;
 pub mod bisect;
 pub mod capabilities;
 mod chat;
+mod compare;
 mod inspect;
 pub mod judge;
 mod plan;
 pub mod qualify;
+mod quantize;
 pub mod receipt;
 mod release;
 mod run;
@@ -36,5 +38,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Bisect(args) => bisect::run(&args),
         Command::Receipt(args) => receipt::run(&args),
         Command::Capabilities(args) => capabilities::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Compare(args) => compare::run(&args),
     }
 }

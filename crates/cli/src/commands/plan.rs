@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use checkpoint::{Checkpoint, Config};
 use engine::plan::{MACHINES, Machine, Parts, Plan, Verdict, Wish, gb};
-use exl3::Rate;
 
 use crate::{args, demo, failure::Failure, render};
 

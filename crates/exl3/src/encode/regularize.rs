@@ -100,9 +100,7 @@ fn search_scale(encoder: &Encoder, w: &[f32], columns: usize) -> f64 {
             .collect();
         squares.iter().sum::<f64>() / tiles.len() as f64
     };
-    let coarse: Vec<(f64, f64)> =
-        (0..10).map(|i| 0.1 + 0.2 * f64::from(i)).map(|g| (error(g, 3), g)).collect();
-    let centre = best(&coarse).1;
+    let centre = coarse_minimum(|g| error(g, 3));
     let fine: Vec<(f64, f64)> = (-2..=2)
         .map(|i| centre + 0.075 * f64::from(i))
         .filter(|g| *g > 0.0)
@@ -111,6 +109,26 @@ fn search_scale(encoder: &Encoder, w: &[f32], columns: usize) -> f64 {
     let at = fine.iter().position(|p| p.1 == best(&fine).1).unwrap_or(0);
     let from = at.saturating_sub(1).min(fine.len().saturating_sub(3));
     parabola(&fine[from..]).max(0.01)
+}
+
+/// The point of the grid 0.1, 0.3 .. 1.9 with the least error: downhill from the usual place, as the error has one
+/// minimum.
+fn coarse_minimum(error: impl Fn(f64) -> f64) -> f64 {
+    let grid = |i: usize| 0.1 + 0.2 * i as f64;
+    let (mut at, mut least) = (4usize, error(grid(4)));
+    for step in [-1isize, 1] {
+        while let Some(next) = at.checked_add_signed(step).filter(|i| *i < 10) {
+            let e = error(grid(next));
+            if e >= least {
+                break;
+            }
+            (at, least) = (next, e);
+        }
+        if at < 4 {
+            break;
+        }
+    }
+    grid(at)
 }
 
 fn best(points: &[(f64, f64)]) -> (f64, f64) {
@@ -171,6 +189,17 @@ fn samples(encoder: &Encoder, w: &[f32], columns: usize) -> Vec<[f32; TILE]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_coarse_minimum_is_that_of_the_whole_grid() {
+        for lowest in 0..10 {
+            let at = 0.1 + 0.2 * f64::from(lowest);
+            for off in [-0.09, 0.0, 0.09] {
+                let found = coarse_minimum(|g| (g - at - off) * (g - at - off));
+                assert!((found - at).abs() < 1e-12, "{found} is not {at}");
+            }
+        }
+    }
 
     #[test]
     fn parabola_finds_the_vertex() {

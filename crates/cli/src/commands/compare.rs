@@ -1,0 +1,62 @@
+//! `hallmark compare`.
+
+use std::time::Duration;
+
+use checkpoint::Checkpoint;
+use indicatif::{ProgressBar, ProgressStyle};
+use quantize::{Comparison, Figures};
+
+use crate::{args::Compare, demo, failure::Failure, render};
+
+pub fn run(args: &Compare) -> Result<(), Failure> {
+    let texts = quantize::read_texts(&args.texts).map_err(Failure::Quantize)?;
+    let open = |path: &std::path::PathBuf| -> Result<Checkpoint, Failure> {
+        Ok(match path.as_os_str() == "demo" && !path.exists() {
+            true => demo::open()?,
+            false => Checkpoint::open_with(path, args.engram_from.as_deref().filter(|_| needs_tables(path)))?,
+        })
+    };
+    let (a, b) = (open(&args.a)?, open(&args.b)?);
+    let bar = ProgressBar::new(texts.len() as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos} of {len} texts, about {eta} left");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(250));
+    let done = |n: usize| bar.set_position(n as u64);
+    let result = quantize::compare(&a, &b, &texts, args.numerics, args.threads, &done);
+    bar.finish_and_clear();
+    let result = result.map_err(Failure::Quantize)?;
+    if args.json { render::document(&result) } else { render::line(table(&result).trim_end()) }
+}
+
+/// Whether a folder's index names no Engram table: only such a pack takes them from elsewhere.
+fn needs_tables(folder: &std::path::Path) -> bool {
+    let index = std::fs::read_to_string(folder.join("model.safetensors.index.json"));
+    index.is_ok_and(|text| !text.contains(".engram.embed."))
+}
+
+fn table(c: &Comparison) -> String {
+    let mut out = format!("a: {}\nb: {}\nnumerics {}\n\n", c.a, c.b, c.numerics.name());
+    out += &format!(
+        "{:<14}{:>7}{:>9}{:>10}{:>10}{:>12}{:>12}{:>9}{:>10}{:>10}\n",
+        "texts", "count", "tokens", "NLL a", "NLL b", "KL(a|b)", "KL(b|a)", "top-1", "right a", "right b"
+    );
+    let row = |name: &str, f: &Figures| {
+        let share = |v: f64| if f.answers == 0 { "-".to_owned() } else { format!("{:.2} %", 100.0 * v) };
+        format!(
+            "{name:<14}{:>7}{:>9}{:>10.5}{:>10.5}{:>12.3e}{:>12.3e}{:>9}{:>10}{:>10}\n",
+            f.texts,
+            f.tokens,
+            f.nll_a,
+            f.nll_b,
+            f.kl,
+            f.kl_back,
+            format!("{:.2} %", 100.0 * f.top1),
+            share(f.right_a),
+            share(f.right_b),
+        )
+    };
+    for (name, f) in c.categories.iter().filter(|_| c.categories.len() > 1) {
+        out += &row(if name.is_empty() { "-" } else { name }, f);
+    }
+    out + &row("all", &c.all)
+}
