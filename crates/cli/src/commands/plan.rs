@@ -11,9 +11,7 @@ pub fn run(args: &args::Plan) -> Result<(), Failure> {
     let (config, parts) = match (&args.config, &args.model) {
         (Some(file), _) => {
             let config = Config::load_file(file)?;
-            let bits =
-                args.bits.map(Rate::from_bits).transpose().map_err(|e| Failure::Usage(e.to_string()))?;
-            let parts = Parts::of_config(&config, bits);
+            let parts = Parts::of_config(&config, args.bits);
             (config, parts)
         }
         (None, Some(dir)) => of(&Checkpoint::open_headers(dir)?),
