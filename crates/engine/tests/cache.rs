@@ -255,6 +255,16 @@ fn a_name_that_claims_another_prefix_is_harmless() {
     }
 }
 
+/// Once a folder with the name of an unfinished file kept the cache from opening.
+#[test]
+fn a_folder_with_the_name_of_a_partial_file_is_left_alone() {
+    let (loaded, dir) = (load("nano", Mode::Native), tempfile::tempdir().unwrap());
+    fs::create_dir(dir.path().join("partial-1-1")).unwrap();
+    fs::write(dir.path().join("partial-2-1"), b"half").unwrap();
+    take(&loaded, &open_cache(&loaded, &on_disk(dir.path())), &random_ids(&loaded, 80, 1));
+    assert!(dir.path().join("partial-1-1").is_dir() && !dir.path().join("partial-2-1").exists());
+}
+
 #[test]
 fn damaged_folders_never_give_a_wrong_state() {
     let loaded = load("nano", Mode::Native);

@@ -57,8 +57,8 @@ impl Disk {
             let entry = entry.map_err(|e| failed("cannot be read", e))?;
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
-            if name.starts_with(PARTIAL) {
-                // Left by a process that was killed.
+            if name.starts_with(PARTIAL) && !entry.file_type().is_ok_and(|t| t.is_dir()) {
+                // Left by a process that was killed; a folder is nobody's of ours.
                 fs::remove_file(entry.path()).map_err(|e| failed("cannot be cleaned", e))?;
                 continue;
             }
