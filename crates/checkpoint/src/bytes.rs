@@ -40,6 +40,21 @@ impl Bytes {
         Self { owner: Arc::new(Owner::Owned(words)), start: 0, len: bytes.len() }
     }
 
+    /// `pattern` over and over, `len` bytes in all, 16-byte aligned. The pattern's length is a multiple of 16.
+    ///
+    /// # Panics
+    /// On an empty pattern or one of another length.
+    pub fn repeated(pattern: &[u8], len: usize) -> Self {
+        assert!(
+            !pattern.is_empty() && pattern.len().is_multiple_of(16),
+            "a pattern of {} bytes",
+            pattern.len()
+        );
+        let word = |b: &[u8]| u128::from_ne_bytes(b.try_into().expect("16 bytes"));
+        let words = pattern.chunks_exact(16).map(word).cycle().take(len.div_ceil(16)).collect();
+        Self { owner: Arc::new(Owner::Owned(words)), start: 0, len }
+    }
+
     /// The sub-range `start..start + len`, or `None` where it does not lie inside.
     pub fn slice(&self, start: usize, len: usize) -> Option<Self> {
         let end = start.checked_add(len)?;

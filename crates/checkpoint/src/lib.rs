@@ -21,7 +21,9 @@ pub mod write;
 
 pub use bytes::Bytes;
 pub use checkpoint::{Checkpoint, ModelFile, TensorInfo};
-pub use config::{Config, Dspark, Engram, LayerPlan, Quantization, ROUTED_SCOPE, Role, Vision, Yarn};
+pub use config::{
+    Config, Dspark, Engram, LayerPlan, Quantization, ROUTED_SCOPE, Role, Vision, Yarn, engram_rows,
+};
 pub use error::{Error, Result};
 pub use exl3::Exl3;
 pub use generation::{Generation, Stops};

@@ -16,7 +16,8 @@ use crate::{
 
 /// The token map and one hash plan an Engram layer.
 pub(crate) struct Hasher {
-    map: Vec<u32>,
+    /// The compressed id of every token.
+    pub(crate) map: Vec<u32>,
     plans: Vec<HashPlan>,
     /// Tokens of the history: those that n-grams reach, and as many more as can be taken back.
     keep: usize,

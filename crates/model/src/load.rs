@@ -101,17 +101,26 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// What the checkpoint or the device reports, or a map of the wrong size.
     pub fn load(backend: B, ckpt: &Checkpoint, token_map: Vec<u32>) -> Result<Self> {
-        let c = ckpt.config().clone();
-        let b = &backend;
+        let mut model = Self::assemble(backend, ckpt.config().clone(), ckpt, token_map)?;
+        let (b, c) = (&model.backend, &model.config);
+        model.draft = if ckpt.has_dspark() { Some(dspark::load(b, ckpt, c)?) } else { None };
+        model.identity = identity::identity(b, ckpt, &model.hasher.map)?;
+        Ok(model)
+    }
+
+    /// The same from weights that are no checkpoint; without draft stages. States of such a model are not kept beyond
+    /// it: it has no identity.
+    ///
+    /// # Errors
+    /// What `weights` or the device reports, or a map of the wrong size.
+    pub fn assemble(backend: B, config: Config, weights: &dyn Weights, token_map: Vec<u32>) -> Result<Self> {
+        let (b, c) = (&backend, &config);
         let mut layers = Vec::with_capacity(c.num_hidden_layers);
         for l in 0..c.num_hidden_layers {
-            layers.push(layer(b, ckpt, &c, l)?);
+            layers.push(layer(b, weights, c, l)?);
         }
-        let ropes = Ropes::new(&c);
-        let draft = if ckpt.has_dspark() { Some(dspark::load(b, ckpt, &c)?) } else { None };
-        let (embed, head) = (mat(&Loader::new(b, ckpt, ""), "embed")?, head::load(b, ckpt, &c)?);
-        let identity = identity::identity(b, ckpt, &token_map)?;
-        let hasher = Hasher::new(&c, token_map)?;
-        Ok(Self { embed, layers, head, ropes, hasher, draft, identity, config: c, backend })
+        let (embed, head) = (mat(&Loader::new(b, weights, ""), "embed")?, head::load(b, weights, c)?);
+        let (ropes, hasher) = (Ropes::new(c), Hasher::new(c, token_map)?);
+        Ok(Self { backend, config, embed, layers, head, ropes, hasher, draft: None, identity: [0; 32] })
     }
 }

@@ -18,6 +18,7 @@ pub mod receipt;
 pub mod release;
 pub mod run;
 pub mod scores;
+pub mod synthetic;
 pub mod thresholds;
 pub mod trace;
 pub mod twin;

@@ -2,6 +2,13 @@
 
 use super::{Config, pcg64::Pcg64};
 
+/// Rows of the tables that `layers` Engram layers of `columns` hash columns have, when their primes start at
+/// `vocab_size`.
+pub fn engram_rows(vocab_size: u64, layers: usize, columns: usize) -> Vec<u64> {
+    let mut primes = (vocab_size..).filter(|n| is_prime(*n));
+    (0..layers).map(|_| primes.by_ref().take(columns).sum()).collect()
+}
+
 impl Config {
     /// Hash columns of one layer: heads times n-gram lengths.
     pub fn engram_columns(&self) -> usize {

@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+pub use engram::engram_rows;
 use fields::Fields;
 pub use quantization::{Quantization, ROUTED_SCOPE};
 pub use schedule::{LayerPlan, Role};

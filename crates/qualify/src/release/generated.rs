@@ -10,13 +10,13 @@ use ops::Host;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-const RELEASED: &str = include_str!("../../../../fixtures/released/config.json");
+pub(crate) const RELEASED: &str = include_str!("../../../../fixtures/released/config.json");
 /// Seed of the committed fixtures.
 pub const SEED: u64 = 1;
 
 /// Exponent bytes of the E8M0 scales by module; the last column is that of the calm variant, whose layers add a quarter
 /// as much to the streams.
-const E0: [(&str, u8, u8); 14] = [
+pub(crate) const E0: [(&str, u8, u8); 14] = [
     ("attn.wq_a", 114, 114),
     ("attn.wq_b", 115, 115),
     ("attn.wkv", 114, 114),
@@ -33,7 +33,7 @@ const E0: [(&str, u8, u8); 14] = [
     ("engram.wkv", 112, 110),
 ];
 /// Standard deviation and offset of the other tensors.
-const DENSE: [(&str, f64, f64); 24] = [
+pub(crate) const DENSE: [(&str, f64, f64); 24] = [
     ("attn_norm.weight", 0.15, 1.0),
     ("ffn_norm.weight", 0.15, 1.0),
     ("attn.q_norm.weight", 0.15, 1.25),
@@ -108,7 +108,7 @@ pub fn host(name: &str, shape: &[usize], std: f64, offset: f64) -> Host {
 }
 
 /// Bytes made in pieces of `N` on all threads.
-fn bytes<const N: usize>(len: usize, piece: impl Fn(u64) -> [u8; N] + Sync + Send) -> Bytes {
+pub(crate) fn bytes<const N: usize>(len: usize, piece: impl Fn(u64) -> [u8; N] + Sync + Send) -> Bytes {
     let mut out = vec![0; len];
     out.par_chunks_mut(N << 10).enumerate().for_each(|(c, out)| {
         for (i, out) in out.chunks_mut(N).enumerate() {
@@ -154,7 +154,7 @@ impl Generated {
 }
 
 /// The name without layer and expert number.
-fn family(name: &str) -> String {
+pub(crate) fn family(name: &str) -> String {
     let mut parts: Vec<&str> = name.split('.').collect();
     if parts[0] == "layers" {
         parts.drain(..2);
