@@ -50,7 +50,25 @@ pub struct Comparison {
     pub all: Figures,
     /// By category.
     pub categories: BTreeMap<String, Figures>,
+    /// The tokens with the largest KL(a ‖ b), the largest first: a mean is often that of few.
+    pub worst: Vec<Worst>,
 }
+
+/// One scored token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Worst {
+    /// Its text, counted from 1.
+    pub text: usize,
+    /// Its place among the text's tokens, from 0.
+    pub position: usize,
+    /// KL(a ‖ b) in nats.
+    pub kl: f64,
+    /// Its share of the sum over all tokens.
+    pub share: f64,
+}
+
+/// Tokens that [`Comparison::worst`] keeps.
+const WORST: usize = 10;
 
 /// Sums on the way to [`Figures`].
 impl Figures {
@@ -128,6 +146,7 @@ pub fn compare(
     }
     let longest = a.config().max_position_embeddings.min(b.config().max_position_embeddings);
     let mut categories: BTreeMap<String, Figures> = BTreeMap::new();
+    let mut worst: Vec<Worst> = Vec::new();
     for (i, text) in texts.iter().enumerate() {
         let (ids, prompt) = text.encode(&first.tokenizer);
         let answer = ids.len() > prompt;
@@ -140,20 +159,27 @@ pub fn compare(
         }
         let from = if answer { prompt - 1 } else { 0 };
         let (la, lb) = (first.logits(&ids, from)?, second.logits(&ids, from)?);
-        let figures = score(&la, &lb, &ids[from + 1..], answer);
+        let (figures, losses) = score(&la, &lb, &ids[from + 1..], answer);
+        let one = |(at, kl)| Worst { text: i + 1, position: from + 1 + at, kl, share: 0.0 };
+        worst.extend(losses.into_iter().enumerate().map(one));
+        worst.sort_by(|a, b| b.kl.total_cmp(&a.kl));
+        worst.truncate(WORST);
         categories.entry(text.category.clone()).or_default().add(&figures);
         progress(i + 1);
     }
     let mut all = Figures::default();
     categories.values().for_each(|f| all.add(f));
+    if all.kl > 0.0 {
+        worst.iter_mut().for_each(|w| w.share = w.kl / all.kl);
+    }
     let categories = categories.into_iter().map(|(name, f)| (name, f.mean())).collect();
-    Ok(Comparison { a: a.location(), b: b.location(), numerics: mode, all: all.mean(), categories })
+    let (a, b) = (a.location(), b.location());
+    Ok(Comparison { a, b, numerics: mode, all: all.mean(), categories, worst })
 }
 
-/// Sums over one text; `wanted` are the ids that the rows predict.
-fn score(a: &[f32], b: &[f32], wanted: &[u32], answer: bool) -> Figures {
+/// Sums over one text and KL(a ‖ b) of each token; `wanted` are the ids that the rows predict.
+fn score(a: &[f32], b: &[f32], wanted: &[u32], answer: bool) -> (Figures, Vec<f64>) {
     let vocab = a.len() / wanted.len();
-    let n = wanted.len() as f64;
     let rows = |l: &'_ [f32]| -> (f64, bool) {
         let (mut nll, mut right) = (0.0, true);
         for (row, id) in l.chunks_exact(vocab).zip(wanted) {
@@ -164,20 +190,22 @@ fn score(a: &[f32], b: &[f32], wanted: &[u32], answer: bool) -> Figures {
     };
     let ((nll_a, right_a), (nll_b, right_b)) = (rows(a), rows(b));
     // The first model is the reference.
-    let e = metrics::logits(b, a, vocab);
+    let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
+    let errors: Vec<_> = rows.map(|(a, b)| metrics::logits(b, a, vocab)).collect();
     let hit = |right: bool| f64::from(u8::from(answer && right));
-    Figures {
+    let figures = Figures {
         texts: 1,
         tokens: wanted.len(),
         nll_a,
         nll_b,
-        kl: e.kl * n,
-        kl_back: e.kl_back * n,
-        top1: e.top1 * n,
+        kl: errors.iter().map(|e| e.kl).sum(),
+        kl_back: errors.iter().map(|e| e.kl_back).sum(),
+        top1: errors.iter().map(|e| e.top1).sum(),
         answers: usize::from(answer),
         right_a: hit(right_a),
         right_b: hit(right_b),
-    }
+    };
+    (figures, errors.into_iter().map(|e| e.kl).collect())
 }
 
 fn log_probability(row: &[f32], id: usize) -> f64 {
@@ -195,15 +223,16 @@ mod tests {
         let (two, none) = (2f32.ln(), 0.0);
         let a = [two, none, none, two, none, none];
         let b = [none, two, none, two, none, none];
-        let f = score(&a, &b, &[0, 0], true);
+        let (f, losses) = score(&a, &b, &[0, 0], true);
         let near = |x: f64, y: f64| (x - y).abs() < 1e-7; // ln 2 in single precision
         assert!(near(f.nll_a, 2.0 * 2f64.ln()) && near(f.nll_b, 3.0 * 2f64.ln()), "{f:?}");
         // Of the first row: 1/2 ln 2 - 1/4 ln 2, both ways.
         assert!(near(f.kl, 0.25 * 2f64.ln()) && near(f.kl_back, 0.25 * 2f64.ln()), "{f:?}");
+        assert!(near(losses[0], f.kl) && losses[1] == 0.0, "{losses:?}");
         assert_eq!((f.texts, f.tokens, f.answers), (1, 2, 1));
         assert_eq!((f.top1, f.right_a, f.right_b), (1.0, 1.0, 0.0));
         let mut sum = f.clone();
-        sum.add(&score(&a, &a, &[0, 1], false));
+        sum.add(&score(&a, &a, &[0, 1], false).0);
         let m = sum.mean();
         assert_eq!((m.texts, m.tokens, m.answers, m.right_a, m.top1), (2, 4, 1, 1.0, 0.75));
     }

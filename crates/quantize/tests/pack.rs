@@ -137,6 +137,8 @@ fn a_pack_runs_as_its_expanded_weights() {
     // It differs from the released model, and a model does not differ from itself.
     let c = compare(&released, &ckpt, &texts(), Mode::Exact, Some(2), &|_| ()).unwrap();
     assert!(c.all.kl > 0.0 && c.all.kl_back > 0.0 && c.all.texts == 3 && c.all.answers == 1, "{c:?}");
+    let sorted = c.worst.is_sorted_by(|a, b| a.kl >= b.kl);
+    assert!(sorted && c.worst[0].share > 0.0 && c.worst[0].text <= 3, "{:?}", c.worst);
     let same = compare(&ckpt, &ckpt, &texts(), Mode::Exact, Some(2), &|_| ()).unwrap();
     assert_eq!((same.all.kl, same.all.kl_back, same.all.top1), (0.0, 0.0, 1.0));
     assert_eq!(same.all.nll_a, same.all.nll_b);

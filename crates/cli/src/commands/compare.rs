@@ -58,5 +58,17 @@ fn table(c: &Comparison) -> String {
     for (name, f) in c.categories.iter().filter(|_| c.categories.len() > 1) {
         out += &row(if name.is_empty() { "-" } else { name }, f);
     }
-    out + &row("all", &c.all)
+    out += &row("all", &c.all);
+    if let Some(w) = c.worst.first().filter(|w| w.kl > 0.0) {
+        let sum: f64 = c.worst.iter().map(|w| w.share).sum();
+        out += &format!(
+            "\n{:.0} % of KL(a|b) comes from {} tokens; the most, {:.3} nats, from text {}, token {}\n",
+            100.0 * sum,
+            c.worst.len(),
+            w.kl,
+            w.text,
+            w.position
+        );
+    }
+    out
 }
