@@ -61,6 +61,18 @@ impl Bytes {
         (end <= self.len).then(|| Self { owner: self.owner.clone(), start: self.start + start, len })
     }
 
+    /// Start and length of the pages of `page` bytes around this range, where all of them belong to the mapped file
+    /// that it lies in.
+    pub fn pages(&self, page: usize) -> Option<(*const u8, usize)> {
+        let Owner::Mapped(map) = &*self.owner else { return None };
+        let (base, start, end) = (map.as_ptr() as usize, self.start, self.start + self.len);
+        // The kernel maps whole pages of its own size; what lies behind the file's end reads as zeros.
+        let first = (base + start) / page * page;
+        let last = (base + end).next_multiple_of(page);
+        let mapped = (base + map.len()).next_multiple_of(4096);
+        (first >= base && last <= mapped).then(|| (map.as_ptr().wrapping_add(first - base), last - first))
+    }
+
     /// Whether the first byte lies on a multiple of `align`.
     pub fn is_aligned(&self, align: usize) -> bool {
         (self.as_ptr() as usize).is_multiple_of(align)

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use checkpoint::Bytes;
 use ops::DeviceError;
 
+use crate::Kernel;
+
 /// What a device can hold and start.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -35,15 +37,6 @@ impl Limits {
         inline_bytes: 4 << 10,
         import_alignment: 16 << 10,
     };
-}
-
-/// One kernel function.
-#[derive(Debug)]
-pub struct Kernel {
-    /// Function name, unique over all files.
-    pub name: &'static str,
-    /// File under `kernels/`, without `.metal`.
-    pub file: &'static str,
 }
 
 /// Value of a function constant. Constants are for choices with few values (mode, form, rate), because each
