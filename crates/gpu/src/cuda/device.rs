@@ -18,6 +18,9 @@ fn check<T>(what: &str, r: Result<T, result::DriverError>) -> Result<T, DeviceEr
     })
 }
 
+/// A kernel or a file of kernels, and the values of its function constants.
+type Variant = (&'static str, Vec<(u32, Constant)>);
+
 /// The first CUDA device of this machine.
 pub struct Cuda {
     shared: Arc<Shared>,
@@ -26,8 +29,8 @@ pub struct Cuda {
     arch: String,
     /// What the cubin cache depends on besides the text.
     version: String,
-    pipelines: Mutex<HashMap<(&'static str, Vec<(u32, Constant)>), Pipeline>>,
-    modules: Mutex<HashMap<(&'static str, Vec<(u32, Constant)>), usize>>,
+    pipelines: Mutex<HashMap<Variant, Pipeline>>,
+    modules: Mutex<HashMap<Variant, usize>>,
     clock: Mutex<Option<[Event; 2]>>,
 }
 

@@ -6,6 +6,7 @@ typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long long msl_ulong;
+typedef uint uint32_t;
 #define ulong msl_ulong
 #define device
 #define thread
@@ -285,25 +286,25 @@ inline void atomic_store_explicit(atomic_uint* a, uint n, memory_order) { *(vola
 
 // 8x8 matrices: lane l of a simdgroup holds elements (row, col) and (row, col + 1), row = l / 4, col = l % 4 * 2. How a
 // device spreads them is its own matter; kernels only load, store and multiply.
-template <class T> struct simdgroup_matrix8 { T e[2]; };
-using simdgroup_float8x8 = simdgroup_matrix8<float>;
-using simdgroup_half8x8 = simdgroup_matrix8<half>;
-template <class T> inline simdgroup_matrix8<T> make_filled_simdgroup_matrix8(T v) { return {v, v}; }
+template <class T, int R, int C> struct simdgroup_matrix { T e[2]; };
+using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
+using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
+template <class T, int R, int C> inline simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T v) { return {{v, v}}; }
 inline uint msl_lane() { uint l; asm("mov.u32 %0, %%laneid;" : "=r"(l)); return l; }
 template <class T, class P>
-inline void simdgroup_load(simdgroup_matrix8<T>& m, const P* p, msl_ulong stride = 8, msl::vec<msl_ulong, 2> origin = msl::vec<msl_ulong, 2>(0, 0), bool transpose = false) {
+inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const P* p, msl_ulong stride = 8, msl::vec<msl_ulong, 2> origin = msl::vec<msl_ulong, 2>(0, 0), bool transpose = false) {
     uint l = msl_lane(), r = l / 4, c = l % 4 * 2;
     p += origin.y * stride + origin.x;
     for (uint k = 0; k < 2; k++) m.e[k] = (T)(transpose ? p[(c + k) * stride + r] : p[r * stride + c + k]);
 }
 template <class T, class P>
-inline void simdgroup_store(const simdgroup_matrix8<T>& m, P* p, msl_ulong stride = 8, msl::vec<msl_ulong, 2> origin = msl::vec<msl_ulong, 2>(0, 0), bool transpose = false) {
+inline void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, P* p, msl_ulong stride = 8, msl::vec<msl_ulong, 2> origin = msl::vec<msl_ulong, 2>(0, 0), bool transpose = false) {
     uint l = msl_lane(), r = l / 4, c = l % 4 * 2;
     p += origin.y * stride + origin.x;
     for (uint k = 0; k < 2; k++) (transpose ? p[(c + k) * stride + r] : p[r * stride + c + k]) = (P)m.e[k];
 }
 template <class A, class B>
-inline void simdgroup_multiply_accumulate(simdgroup_float8x8& d, const simdgroup_matrix8<A>& a, const simdgroup_matrix8<B>& b, const simdgroup_float8x8& c) {
+inline void simdgroup_multiply_accumulate(simdgroup_float8x8& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, const simdgroup_float8x8& c) {
     uint l = msl_lane(), r = l / 4, col = l % 4 * 2;
     float s[2] = {c.e[0], c.e[1]};
     for (uint k = 0; k < 8; k++) {
@@ -321,6 +322,9 @@ inline uint3 msl_group() { return uint3(blockIdx.x, blockIdx.y, blockIdx.z); }
 inline uint3 msl_groups() { return uint3(gridDim.x, gridDim.y, gridDim.z); }
 inline uint3 msl_local() { return uint3(threadIdx.x, threadIdx.y, threadIdx.z); }
 inline uint3 msl_size() { return uint3(blockDim.x, blockDim.y, blockDim.z); }
+inline uint3 msl_all() { return msl_groups() * msl_size(); }
+inline uint3 msl_grid() { return msl_group() * msl_size() + msl_local(); }
+inline uint msl_count() { return blockDim.x * blockDim.y * blockDim.z; }
 inline uint msl_index() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 template <class T> inline T msl_as(uint3 v) {
     if constexpr (count<T>::n == 0) return (T)v.x;
