@@ -117,8 +117,11 @@ fn round_to_half(block: &mut [f32; BLOCK]) {
 
 /// Little-endian fp16 bytes to f32; lengths must agree.
 pub(crate) fn widen(bytes: &[u8], out: &mut [f32]) {
-    for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-        *out = f16::from_le_bytes(*b).to_f32();
+    // The library looks for the instruction at every call: many numbers a call.
+    let mut bits = [0u16; BLOCK];
+    for (out, bytes) in out.chunks_mut(BLOCK).zip(bytes.as_chunks::<2>().0.chunks(BLOCK)) {
+        bits.iter_mut().zip(bytes).for_each(|(to, b)| *to = u16::from_le_bytes(*b));
+        bits[..out.len()].reinterpret_cast::<f16>().convert_to_f32_slice(out);
     }
 }
 

@@ -8,6 +8,8 @@ use std::arch::x86_64::*;
 
 /// Groups of sixteen windows in a tile.
 const STEPS: usize = 16;
+/// Tiles, one below the other, that share a pass over the sums and the tables of one row.
+const ABREAST: usize = 2;
 
 /// What a decoder reads beside the trellis.
 #[repr(C, align(32))]
@@ -24,6 +26,71 @@ pub(super) struct Tables {
     position: [[u8; 16]; STEPS],
     /// Where the two vectors of a step go, in floats.
     place: [[u16; 2]; STEPS],
+    constants: Constants,
+}
+
+/// Constants of a codebook as whole vectors: the compiler would spread the 16-bit ones anew at every use.
+#[repr(C, align(32))]
+struct Constants {
+    /// Halves of the multiplier.
+    multiplier: [[u16; 16]; 2],
+    /// MUL1: byte ones.
+    ones: [u8; 32],
+    /// MUL1: high half of a float whose low half counts.
+    exponent: [u16; 16],
+    /// MUL1: what makes its value of such a float.
+    slope: [f32; 8],
+    offset: [f32; 8],
+    /// Veltkamp's factor.
+    split: [f32; 8],
+    /// Of a product's half: what stays and what is flipped.
+    mask: [u16; 16],
+    bits: [u16; 16],
+}
+
+impl Constants {
+    fn new(code: Code) -> Constants {
+        use crate::codebook::{MUL1_OFFSET, MUL1_SLOPE};
+        Constants {
+            multiplier: [0, 16].map(|shift| [(code.multiplier() >> shift) as u16; 16]),
+            ones: [1; 32],
+            // 2^23 + byte sum as a float; slope and offset make it the exact value.
+            exponent: [0x4B00; 16],
+            slope: [MUL1_SLOPE; 8],
+            offset: [MUL1_OFFSET - 8_388_608.0 * MUL1_SLOPE; 8],
+            split: [8192.0; 8],
+            mask: [0x8FFF; 16],
+            bits: [0x3B60; 16],
+        }
+    }
+}
+
+/// All lanes of a constant.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn ints<T>(constant: &[T]) -> __m256i {
+    assert!(size_of_val(constant) == 32);
+    // SAFETY: 32 bytes, just checked.
+    unsafe { _mm256_loadu_si256(constant.as_ptr().cast()) }
+}
+
+/// All lanes of a constant.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn floats(constant: &[f32; 8]) -> __m256 {
+    // SAFETY: eight floats.
+    unsafe { _mm256_loadu_ps(constant.as_ptr()) }
+}
+
+/// The same tables; the compiler can't know that, so it reads them where they are needed and copies none to the stack.
+#[inline(always)]
+fn as_new(tables: &Tables) -> &Tables {
+    let mut at: *const Tables = tables;
+    // SAFETY: no instruction: the pointer stays what it is.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) at, options(readonly, nostack, preserves_flags));
+        &*at
+    }
 }
 
 /// 1, 2, 4 and 8 bits: windows lie at byte steps in four pairs of words, for each of 8 / bits shifts.
@@ -46,6 +113,7 @@ impl Tables {
             base: [[0; 2]; STEPS],
             position: [[0; 16]; STEPS],
             place: [[0; 2]; STEPS],
+            constants: Constants::new(code),
         };
         for step in 0..STEPS {
             match phases(rate) {
@@ -61,6 +129,7 @@ impl Tables {
                         t.even[step][2 * lane..2 * lane + 2].copy_from_slice(&[byte, byte + 1]);
                     }
                 }
+                None if windows(rate) == EIGHTHS => t.eighths(step),
                 None => t.spread(rate, step, code),
             }
         }
@@ -75,6 +144,22 @@ impl Tables {
             }
         }
         (t, layout)
+    }
+
+    /// Step 8g + j takes window j of every run of eight in half g of the tile. Four runs lie in four words; two 32-bit
+    /// fields of each run, which `even` picks, hold windows 0 to 3 and 4 to 7.
+    fn eighths(&mut self, step: usize) {
+        for lane in 0..16 {
+            let four = step / 8 * 4 + lane % 2 * 2 + lane / 8;
+            self.position[step][lane] = (8 * (4 * four + lane / 2 % 4) + step % 8) as u8;
+        }
+        for (field, to) in self.even[..2].iter_mut().enumerate() {
+            for (i, to) in to.iter_mut().enumerate() {
+                // Words are little-endian in memory, the stream begins high.
+                let from = 3 * (i / 4 % 4) + 2 + field + 3 - i % 4;
+                *to = (from / 4 * 4 + 3 - from % 4) as u8;
+            }
+        }
     }
 
     fn spread(&mut self, rate: Rate, step: usize, code: Code) {
@@ -125,6 +210,8 @@ const MCG: u8 = 0;
 const MUL1: u8 = 1;
 const THREE_INST: u8 = 2;
 
+/// 3 bits: every eighth window, whose places within bytes are the same.
+const EIGHTHS: i32 = 3;
 /// Windows by shuffles and shifts from one load of four words, or from two.
 const ONE_LOAD: i32 = 0;
 const TWO_LOADS: i32 = -1;
@@ -145,19 +232,24 @@ pub(super) fn functions(rate: Rate, code: Code) -> (Decode, Fused) {
             }
         };
     }
-    pick!(1 => 1, 2 => 2, 4 => 4, 8 => 8, ONE_LOAD => ONE_LOAD, _ => TWO_LOADS)
+    pick!(1 => 1, 2 => 2, 4 => 4, 8 => 8, EIGHTHS => EIGHTHS, ONE_LOAD => ONE_LOAD, _ => TWO_LOADS)
 }
 
 /// The parameter WINDOWS of a rate.
 fn windows(rate: Rate) -> i32 {
-    phases(rate).map_or(if one_load(rate) { ONE_LOAD } else { TWO_LOADS }, |_| rate.half_bits() as i32 / 2)
+    match rate.half_bits() {
+        6 => EIGHTHS,
+        bits if phases(rate).is_some() => bits as i32 / 2,
+        _ if one_load(rate) => ONE_LOAD,
+        _ => TWO_LOADS,
+    }
 }
 
 /// Number of input vectors, and which of them vector `half` of a step is multiplied with.
 const fn slot(windows: i32, code: u8, step: usize, half: usize) -> (usize, usize) {
     match windows {
-        2 if code == MUL1 => (8, 2 * (step % 4) + half),
-        1 | 2 => (4, step % 4),
+        2 | EIGHTHS if code == MUL1 => (8, 2 * (step % 4) + half),
+        1 | 2 | EIGHTHS => (4, step % 4),
         8 if code == MUL1 => (2, step % 2),
         _ => (4, 2 * (step % 2) + half),
     }
@@ -192,6 +284,7 @@ unsafe fn decode<const WINDOWS: i32, const CODE: u8>(tables: &Tables, source: &S
     let halves = halves.0.as_mut_ptr();
     for i in 0..source.count {
         source.prefetch(i);
+        let tables = as_new(tables);
         // SAFETY: tile i is in memory; loads stay inside it (see `Tables::new` and `four_pairs`); places are below 256.
         unsafe {
             let tile = source.first.add(i * source.stride);
@@ -199,16 +292,21 @@ unsafe fn decode<const WINDOWS: i32, const CODE: u8>(tables: &Tables, source: &S
             let half_way = |state: __m256i, step: usize| {
                 let at = tables.place[step].map(usize::from);
                 if CODE == MUL1 {
-                    let [a, b] = mul1(state);
+                    let [a, b] = mul1(&tables.constants, byte_sums(&tables.constants, state));
                     _mm256_storeu_ps(to.add(at[0]), a);
                     _mm256_storeu_ps(to.add(at[1]), b);
                 } else {
-                    let [low, high] = fp16_halves::<CODE>(state);
+                    let [low, high] = fp16_halves::<CODE>(&tables.constants, state);
                     _mm256_store_si256(halves.add(32 * step).cast(), low);
                     _mm256_store_si256(halves.add(32 * step + 16).cast(), high);
                 }
             };
-            if WINDOWS > 0 {
+            if WINDOWS == EIGHTHS {
+                for step in 0..STEPS {
+                    let data = two_fours(tile, words, step / 8);
+                    half_way(eighths(fields(tables, data, step), step), step);
+                }
+            } else if WINDOWS > 0 {
                 let phases = (8 / WINDOWS) as usize;
                 let shuffle = _mm256_load_si256(tables.even[0].as_ptr().cast());
                 for block in 0..STEPS / phases {
@@ -228,7 +326,7 @@ unsafe fn decode<const WINDOWS: i32, const CODE: u8>(tables: &Tables, source: &S
                 keep_in_memory(halves);
                 for step in 0..STEPS {
                     let at = tables.place[step].map(usize::from);
-                    let [a, b] = fp16_sums(halves, step);
+                    let [a, b] = fp16_sums(&tables.constants, halves, step);
                     _mm256_storeu_ps(to.add(at[0]), a);
                     _mm256_storeu_ps(to.add(at[1]), b);
                 }
@@ -271,65 +369,135 @@ unsafe fn fused<const WINDOWS: i32, const CODE: u8>(
     sums: &mut [f32],
 ) {
     let slots = const { slot(WINDOWS, CODE, 0, 0).0 };
+    assert!(source.count.is_multiple_of(ABREAST), "blocks of inputs are 8 tiles high");
     assert!(x.len() >= source.count * slots * 8 && sums.len() == TILE);
     let words = source.tile_bytes / 4;
-    let mut halves = Halves([0; 2 * TILE]);
-    let halves = halves.0.as_mut_ptr();
+    let mut halves = [const { Halves([0; 2 * TILE]) }; ABREAST];
+    let halves: [*mut u16; ABREAST] = halves.each_mut().map(|h| h.0.as_mut_ptr());
     // SAFETY: tile i is in memory; loads stay inside it; inputs and sums were checked above.
     unsafe {
         let sums = sums.as_mut_ptr();
-        for i in 0..source.count {
-            source.prefetch(i);
-            let tile = source.first.add(i * source.stride);
+        for i in (0..source.count).step_by(ABREAST) {
+            let tables = as_new(tables);
+            (i..i + ABREAST).for_each(|i| source.prefetch(i));
+            let tile: [*const u8; ABREAST] =
+                std::array::from_fn(|t| source.first.wrapping_add((i + t) * source.stride));
             let x = x.as_ptr().add(i * slots * 8);
             macro_rules! add {
                 ($step:literal, $half:literal, $value:expr) => {
                     let at = const { place(WINDOWS, CODE, $step, $half) };
-                    let x = _mm256_loadu_ps(x.add(at % slots * 8));
-                    let sum = sums.add(at * 8);
-                    _mm256_storeu_ps(sum, _mm256_fmadd_ps($value, x, _mm256_loadu_ps(sum)));
+                    let to = sums.add(at * 8);
+                    let mut sum = _mm256_loadu_ps(to);
+                    for t in 0..ABREAST {
+                        let x = _mm256_loadu_ps(x.add((t * slots + at % slots) * 8));
+                        sum = _mm256_fmadd_ps($value(t), x, sum);
+                    }
+                    _mm256_storeu_ps(to, sum);
                 };
             }
-            let mut pairs = _mm256_setzero_si256();
-            macro_rules! product {
-                ($step:literal) => {
-                    let state = if WINDOWS > 0 {
-                        let phases = (8 / WINDOWS) as usize;
-                        if $step % phases == 0 {
-                            pairs = four_pairs(tile, words, $step / phases);
-                        }
-                        let moved =
-                            _mm256_srl_epi64(pairs, _mm_cvtsi32_si128(($step % phases) as i32 * WINDOWS));
-                        _mm256_shuffle_epi8(moved, _mm256_load_si256(tables.even[0].as_ptr().cast()))
-                    } else {
-                        spread_states::<WINDOWS, { $step == 0 }>(tables, tile, words, $step)
-                    };
-                    if CODE == MUL1 {
-                        let [a, b] = mul1(state);
-                        add!($step, 0, a);
-                        add!($step, 1, b);
-                    } else {
-                        let [low, high] = fp16_halves::<CODE>(state);
-                        _mm256_store_si256(halves.add(32 * $step).cast(), low);
-                        _mm256_store_si256(halves.add(32 * $step + 16).cast(), high);
+            let mut pairs = [_mm256_setzero_si256(); ABREAST];
+            let mut data = [[_mm256_setzero_si256(); 2]; ABREAST];
+            let mut runs = data;
+            macro_rules! states {
+                ($step:expr) => {{
+                    let step: usize = $step;
+                    let mut states = [_mm256_setzero_si256(); ABREAST];
+                    for t in 0..ABREAST {
+                        states[t] = if WINDOWS == EIGHTHS {
+                            if step % 8 == 0 {
+                                data[t] = two_fours(tile[t], words, step / 8);
+                            }
+                            if step % 4 == 0 {
+                                runs[t] = fields(tables, data[t], step);
+                            }
+                            eighths(runs[t], step)
+                        } else if WINDOWS > 0 {
+                            let phases = (8 / WINDOWS) as usize;
+                            if step % phases == 0 {
+                                pairs[t] = four_pairs(tile[t], words, step / phases);
+                            }
+                            let shift = _mm_cvtsi32_si128((step % phases) as i32 * WINDOWS);
+                            let moved = _mm256_srl_epi64(pairs[t], shift);
+                            _mm256_shuffle_epi8(moved, ints(&tables.even[0]))
+                        } else {
+                            spread_states::<WINDOWS, { $step == 0 }>(tables, tile[t], words, step)
+                        };
                     }
-                };
+                    states
+                }};
             }
             // More sums than registers, which hold constants.
             keep_in_memory(sums);
-            each_step!(product);
-            if CODE != MUL1 {
-                keep_in_memory(halves);
+            if CODE == MUL1 {
+                // A step's byte sums are made while those before become floats.
+                let mut now = states!(0);
+                for now in &mut now {
+                    *now = byte_sums(&tables.constants, *now);
+                }
+                macro_rules! product {
+                    ($step:literal) => {
+                        let mut next = now;
+                        if $step + 1 < STEPS {
+                            next = states!($step + 1);
+                            for next in &mut next {
+                                *next = byte_sums(&tables.constants, *next);
+                            }
+                            in_order(&mut now, &mut next);
+                        }
+                        let mut values = [[_mm256_setzero_ps(); 2]; ABREAST];
+                        for (values, sums) in values.iter_mut().zip(now) {
+                            *values = mul1(&tables.constants, sums);
+                        }
+                        add!($step, 0, |t: usize| values[t][0]);
+                        add!($step, 1, |t: usize| values[t][1]);
+                        now = next;
+                    };
+                }
+                each_step!(product);
+                let _ = now;
+            } else {
+                macro_rules! product {
+                    ($step:literal) => {
+                        for (state, halves) in states!($step).into_iter().zip(halves) {
+                            let [low, high] = fp16_halves::<CODE>(&tables.constants, state);
+                            _mm256_store_si256(halves.add(32 * $step).cast(), low);
+                            _mm256_store_si256(halves.add(32 * $step + 16).cast(), high);
+                        }
+                    };
+                }
+                each_step!(product);
+                halves.iter().for_each(|h| keep_in_memory(*h));
                 macro_rules! finish {
                     ($step:literal) => {
-                        let [a, b] = fp16_sums(halves, $step);
-                        add!($step, 0, a);
-                        add!($step, 1, b);
+                        let mut values = [[_mm256_setzero_ps(); 2]; ABREAST];
+                        for (values, halves) in values.iter_mut().zip(halves) {
+                            *values = fp16_sums(&tables.constants, halves, $step);
+                        }
+                        add!($step, 0, |t: usize| values[t][0]);
+                        add!($step, 1, |t: usize| values[t][1]);
                     };
                 }
                 each_step!(finish);
             }
         }
+    }
+}
+
+/// Keeps the compiler from making `next` after what becomes of `now`: both are under way together.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_order(now: &mut [__m256i; ABREAST], next: &mut [__m256i; ABREAST]) {
+    let ([a, b], [c, d]) = (now, next);
+    // SAFETY: no instruction.
+    unsafe {
+        std::arch::asm!(
+            "/* {0} {1} {2} {3} */",
+            inout(ymm_reg) * a,
+            inout(ymm_reg) * b,
+            inout(ymm_reg) * c,
+            inout(ymm_reg) * d,
+            options(nomem, nostack, preserves_flags)
+        );
     }
 }
 
@@ -368,6 +536,39 @@ unsafe fn spread_states<const WINDOWS: i32, const FIRST: bool>(
     }
 }
 
+/// 3 bits: the words of sixteen runs of eight windows, for even lanes and for odd ones.
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn two_fours(tile: *const u8, words: usize, half: usize) -> [__m256i; 2] {
+    // SAFETY: the words from 12 four - 4 bytes on end at the tile's 24th at the latest; the first begin at the ring's end.
+    unsafe {
+        let load = |four: usize| match four {
+            0 => last_first(tile, words),
+            _ => _mm_loadu_si128(tile.add(12 * four - 4).cast()),
+        };
+        let two = |four| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(load(four)), load(four + 1));
+        [two(4 * half), two(4 * half + 2)]
+    }
+}
+
+/// 3 bits: a 32-bit field of each run that holds this step's window and its neighbours.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn fields(tables: &Tables, data: [__m256i; 2], step: usize) -> [__m256i; 2] {
+    let shuffle = ints(&tables.even[step / 4 % 2]);
+    [_mm256_shuffle_epi8(data[0], shuffle), _mm256_shuffle_epi8(data[1], shuffle)]
+}
+
+/// 3 bits: the windows of a step in such fields, where they begin at bit 3, 6, 9, 12, or 7, 10, 13, 16.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn eighths(fields: [__m256i; 2], step: usize) -> __m256i {
+    let begin = 3 * (step % 4) as i32 + if step % 8 < 4 { 3 } else { 7 };
+    let even = _mm256_srl_epi32(fields[0], _mm_cvtsi32_si128(16 - begin));
+    let odd = _mm256_sll_epi32(fields[1], _mm_cvtsi32_si128(begin));
+    _mm256_blend_epi16::<0xAA>(even, odd)
+}
+
 /// The last word of a tile, then its first three.
 #[target_feature(enable = "avx2")]
 #[inline]
@@ -400,15 +601,9 @@ unsafe fn four_pairs(tile: *const u8, words: usize, block: usize) -> __m256i {
 /// Product of sixteen states with the multiplier, low and high halves.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn product<const CODE: u8>(state: __m256i) -> [__m256i; 2] {
-    use crate::Codebook::{Mcg, Mul1, ThreeInst};
-    let multiplier = match CODE {
-        MCG => Mcg.multiplier(),
-        MUL1 => Mul1.multiplier(),
-        _ => ThreeInst.multiplier(),
-    };
-    let m0 = _mm256_set1_epi16(multiplier as i16);
-    let m1 = _mm256_set1_epi16((multiplier >> 16) as i16);
+fn product<const CODE: u8>(c: &Constants, state: __m256i) -> [__m256i; 2] {
+    use crate::Codebook::ThreeInst;
+    let (m0, m1) = (ints(&c.multiplier[0]), ints(&c.multiplier[1]));
     let low = _mm256_mullo_epi16(state, m0);
     let high = _mm256_add_epi16(_mm256_mulhi_epu16(state, m0), _mm256_mullo_epi16(state, m1));
     if CODE != THREE_INST {
@@ -422,28 +617,31 @@ fn product<const CODE: u8>(state: __m256i) -> [__m256i; 2] {
     [sum, _mm256_add_epi16(high, kept)]
 }
 
-/// Sixteen MUL1 values: those of the first four states of each 128 bits, then of the others.
+/// Sums of the bytes of sixteen MUL1 products.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn byte_sums(c: &Constants, state: __m256i) -> __m256i {
+    let [low, high] = product::<MUL1>(c, state);
+    let one = ints(&c.ones);
+    _mm256_add_epi16(_mm256_maddubs_epi16(low, one), _mm256_maddubs_epi16(high, one))
+}
+
+/// Their sixteen values: those of the first four states of each 128 bits, then of the others.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn mul1(state: __m256i) -> [__m256; 2] {
-    let [low, high] = product::<MUL1>(state);
-    let one = _mm256_set1_epi8(1);
-    let sum = _mm256_add_epi16(_mm256_maddubs_epi16(low, one), _mm256_maddubs_epi16(high, one));
-    let exponent = _mm256_set1_epi16(0x4B00);
-    let slope = _mm256_set1_ps(crate::codebook::MUL1_SLOPE);
-    let offset = _mm256_set1_ps(crate::codebook::MUL1_OFFSET - 8_388_608.0 * crate::codebook::MUL1_SLOPE);
-    // 2^23 + byte sum as a float; slope and offset make it the exact value.
-    let value = |bits| round(_mm256_fmadd_ps(_mm256_castsi256_ps(bits), slope, offset));
+fn mul1(c: &Constants, sum: __m256i) -> [__m256; 2] {
+    let exponent = ints(&c.exponent);
+    let value =
+        |bits| round(c, _mm256_fmadd_ps(_mm256_castsi256_ps(bits), floats(&c.slope), floats(&c.offset)));
     [value(_mm256_unpacklo_epi16(sum, exponent)), value(_mm256_unpackhi_epi16(sum, exponent))]
 }
 
 /// The fp16 numbers whose sums are the values of sixteen MCG or 3INST states.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn fp16_halves<const CODE: u8>(state: __m256i) -> [__m256i; 2] {
-    let mask = _mm256_set1_epi16(0x8FFFu16 as i16);
-    let bits = _mm256_set1_epi16(0x3B60);
-    product::<CODE>(state).map(|half| _mm256_xor_si256(_mm256_and_si256(half, mask), bits))
+fn fp16_halves<const CODE: u8>(c: &Constants, state: __m256i) -> [__m256i; 2] {
+    let (mask, bits) = (ints(&c.mask), ints(&c.bits));
+    product::<CODE>(c, state).map(|half| _mm256_xor_si256(_mm256_and_si256(half, mask), bits))
 }
 
 /// Their sums, eight and eight, from memory: the conversions' loads spare a shuffle each.
@@ -452,10 +650,10 @@ fn fp16_halves<const CODE: u8>(state: __m256i) -> [__m256i; 2] {
 /// `halves` must have 512 numbers.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn fp16_sums(halves: *const u16, step: usize) -> [__m256; 2] {
+unsafe fn fp16_sums(c: &Constants, halves: *const u16, step: usize) -> [__m256; 2] {
     // SAFETY: 32 numbers for each of 16 steps.
     let eight = |n: usize| unsafe { _mm256_cvtph_ps(_mm_load_si128(halves.add(32 * step + 8 * n).cast())) };
-    [round(_mm256_add_ps(eight(0), eight(2))), round(_mm256_add_ps(eight(1), eight(3)))]
+    [round(c, _mm256_add_ps(eight(0), eight(2))), round(c, _mm256_add_ps(eight(1), eight(3)))]
 }
 
 /// Keeps the compiler from forwarding registers to later loads.
@@ -468,7 +666,7 @@ pub(super) fn keep_in_memory<T>(data: *mut T) {
 /// To fp16, nearest even, by Veltkamp's split: no value of a codebook is subnormal there.
 #[target_feature(enable = "avx2,fma")]
 #[inline]
-fn round(v: __m256) -> __m256 {
-    let split = _mm256_set1_ps(8192.0);
+fn round(c: &Constants, v: __m256) -> __m256 {
+    let split = floats(&c.split);
     _mm256_fnmadd_ps(v, split, _mm256_fmadd_ps(v, split, v))
 }

@@ -67,13 +67,12 @@ impl Layout {
     }
 
     /// The sums of the sixteen columns: their rows' added in one order.
-    pub(super) fn columns(&self, sums: &[f32]) -> [f32; 16] {
-        let mut s: [f32; TILE] = std::array::from_fn(|i| sums[usize::from(self.lane[i])]);
-        for half in [128, 64, 32, 16] {
-            let (low, high) = s.split_at_mut(half);
-            low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
-        }
-        std::array::from_fn(|c| s[c])
+    pub(super) fn columns(&self, sums: &[f32; TILE]) -> [f32; 16] {
+        let at = |i: usize| sums[usize::from(self.lane[i])];
+        let eight: [f32; 128] = std::array::from_fn(|i| at(i) + at(128 + i));
+        let four: [f32; 64] = std::array::from_fn(|i| eight[i] + eight[64 + i]);
+        let two: [f32; 32] = std::array::from_fn(|i| four[i] + four[32 + i]);
+        std::array::from_fn(|c| two[c] + two[16 + c])
     }
 }
 

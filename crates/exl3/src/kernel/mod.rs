@@ -3,6 +3,7 @@
 //! row's bits depend neither on the other rows nor on threads or the instruction set.
 
 mod apply;
+mod arrange;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -277,12 +278,7 @@ impl Rows {
                 for r in 0..rows {
                     let x = &xh[(first + r) * features + 16 * a..];
                     let Some(x) = x.first_chunk::<16>() else { break };
-                    for (slot, from) in kernel.layout.rows.chunks_exact(lanes).enumerate() {
-                        let to = &mut to[(slot * rows + r) * lanes..][..lanes];
-                        for (to, row) in to.iter_mut().zip(from) {
-                            *to = x[usize::from(*row) % 16];
-                        }
-                    }
+                    arrange::arrange(isa, &kernel.layout, x, &mut to[r * lanes..], rows * lanes);
                 }
             }
             first += rows;
@@ -451,8 +447,8 @@ impl Work {
 
     /// The 128 column sums of row `r` of a batch of `rows`, times the kernel's scale.
     fn collect(&self, kernel: &Kernel, rows: usize, r: usize, z: &mut [f32; BLOCK]) {
-        for (b, z) in z.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-            let sums = &self.sums[(b * rows + r) * TILE..][..TILE];
+        let sums = self.sums.as_chunks::<TILE>().0.iter().skip(r).step_by(rows);
+        for (z, sums) in z.as_chunks_mut::<16>().0.iter_mut().zip(sums) {
             *z = kernel.layout.columns(sums).map(|sum| sum * kernel.scale);
         }
     }
