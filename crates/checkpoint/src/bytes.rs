@@ -1,6 +1,8 @@
 //! Shared read-only bytes: a range of a mapped file, of an owned buffer or of the program image.
 
-use std::{ops::Deref, sync::Arc};
+use std::{io, ops::Deref, sync::Arc};
+
+use memmap2::Advice;
 
 enum Owner {
     Mapped(memmap2::Mmap),
@@ -71,6 +73,57 @@ impl Bytes {
         let last = (base + end).next_multiple_of(page);
         let mapped = (base + map.len()).next_multiple_of(4096);
         (first >= base && last <= mapped).then(|| (map.as_ptr().wrapping_add(first - base), last - first))
+    }
+
+    /// Whether the bytes are those of a mapped file.
+    pub fn is_mapped(&self) -> bool {
+        matches!(&*self.owner, Owner::Mapped(_))
+    }
+
+    /// Tells the system that reads will be all over the range.
+    pub(crate) fn expect_random(&self) {
+        self.advise(Advice::Random, 0, self.len);
+    }
+
+    /// Tells the system that `start..start + len` will be read soon; it begins to bring them.
+    pub(crate) fn will_need(&self, start: usize, len: usize) {
+        self.advise(Advice::WillNeed, start, len);
+    }
+
+    fn advise(&self, advice: Advice, start: usize, len: usize) {
+        if let Owner::Mapped(map) = &*self.owner
+            && start + len <= self.len
+        {
+            let _ = map.advise_range(advice, self.start + start, len); // advice that is not taken costs time only
+        }
+    }
+
+    /// Brings `start..start + len` into memory and into the page tables.
+    ///
+    /// # Errors
+    /// A file that can't be read.
+    pub(crate) fn populate(&self, start: usize, len: usize) -> io::Result<()> {
+        #[cfg(target_os = "linux")]
+        if let Owner::Mapped(map) = &*self.owner {
+            match map.advise_range(Advice::PopulateRead, self.start + start, len) {
+                // Kernels before 5.14 don't know it.
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => {}
+                other => return other,
+            }
+        }
+        let sum = self[start..start + len].iter().step_by(4096).fold(0u8, |sum, b| sum ^ b);
+        std::hint::black_box(sum);
+        Ok(())
+    }
+
+    /// Keeps the bytes in memory until the map is dropped.
+    ///
+    /// # Errors
+    /// A limit of the system.
+    pub(crate) fn lock(&self) -> io::Result<()> {
+        // SAFETY: the range is mapped as long as `self` lives; locking changes none of its bytes.
+        let done = unsafe { libc::mlock(self.as_ptr().cast(), self.len) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Whether the first byte lies on a multiple of `align`.

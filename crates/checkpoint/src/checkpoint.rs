@@ -363,6 +363,14 @@ impl Checkpoint {
         self.entry(name).map(|e| self.bytes(e))
     }
 
+    /// The file that holds a tensor, none inside the program, and its first byte there.
+    pub(crate) fn place(&self, name: &str) -> Result<(Option<std::path::PathBuf>, u64)> {
+        let e = self.entry(name)?;
+        let shard = &self.shards[e.shard];
+        let source = self.engram.as_ref().filter(|_| shard.engram).unwrap_or(&self.source);
+        Ok((source.path(&shard.name), e.offset as u64))
+    }
+
     pub(crate) fn entry(&self, name: &str) -> Result<&Entry> {
         self.tensors.get(name).ok_or_else(|| Error::tensor(self.source.root(), name, "is missing"))
     }

@@ -1,14 +1,33 @@
 //! The shard index, `model.safetensors.index.json`.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, path::Path};
 
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+
+use crate::{
+    error::{Error, Result},
+    files,
+};
+
+/// Largest index that is read; the released one has 9.5 MB.
+pub(crate) const MAX_INDEX_BYTES: usize = 100_000_000;
+
+/// Which shard file each tensor is in, by an index file.
+///
+/// # Errors
+/// An index that is absent or not one.
+pub fn weight_map(path: &Path) -> Result<BTreeMap<String, String>> {
+    let bytes = files::read(path, MAX_INDEX_BYTES as u64)?;
+    let index = serde_json::from_slice::<Index>(&bytes);
+    let bad = |e| Error::invalid(path.display().to_string(), format!("is not a valid index: {e}"));
+    Ok(index.map_err(bad)?.0)
+}
 
 /// The `weight_map` of an index.
 pub(crate) struct Index(pub BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for Index {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         struct Top;
         impl<'de> Visitor<'de> for Top {
             type Value = Index;
@@ -17,7 +36,7 @@ impl<'de> Deserialize<'de> for Index {
                 f.write_str("an object with weight_map")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Index, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Index, A::Error> {
                 let mut found = None;
                 while let Some(key) = map.next_key::<String>()? {
                     if key != "weight_map" {
@@ -36,7 +55,7 @@ impl<'de> Deserialize<'de> for Index {
 struct WeightMap(BTreeMap<String, String>);
 
 impl<'de> Deserialize<'de> for WeightMap {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         struct Pairs;
         impl<'de> Visitor<'de> for Pairs {
             type Value = WeightMap;
@@ -45,7 +64,7 @@ impl<'de> Deserialize<'de> for WeightMap {
                 f.write_str("an object of file names")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<WeightMap, A::Error> {
                 let mut out = BTreeMap::new();
                 while let Some((tensor, file)) = map.next_entry::<String, String>()? {
                     if out.insert(tensor.clone(), file).is_some() {

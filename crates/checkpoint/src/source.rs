@@ -6,14 +6,11 @@ use std::{
 };
 
 use crate::{
-    Bytes,
+    Bytes, Part,
     error::{Error, Result},
     files,
-    index::Index,
+    index::{Index, MAX_INDEX_BYTES},
 };
-
-/// Largest index that is read; the released one has 9.5 MB.
-const MAX_INDEX_BYTES: usize = 100_000_000;
 
 /// Which shard file each tensor is in.
 pub(crate) type WeightMap = BTreeMap<String, String>;
@@ -142,6 +139,13 @@ impl Source {
             if let Some(bad) = files.iter().find(|f| !is_plain_name(f)) {
                 return Err(Error::invalid(&label, format!("names \"{bad}\", which is not a file name")));
             }
+            // Shards of what a model may lack as a whole may be absent: a download can leave them out.
+            let needed: std::collections::BTreeSet<&String> =
+                map.iter().filter(|(t, _)| Part::of(t) == Part::Text).map(|(_, f)| f).collect();
+            let absent = |f: &String| !has(f) && !needed.contains(f);
+            files.retain(|f| !absent(f));
+            let map: WeightMap =
+                map.iter().filter(|(_, f)| !absent(f)).map(|(t, f)| (t.clone(), f.clone())).collect();
             if let Some((tensor, file)) = map.iter().find(|(_, f)| !has(f)) {
                 return Err(Error::tensor(
                     &label,

@@ -13,7 +13,7 @@ use text::Think;
 use crate::{
     commands::{
         admission::Admission, bisect::BisectArgs, capabilities::CapabilitiesArgs, judge::JudgeArgs,
-        qualify::Qualify, receipt::ReceiptCommand, trace::TraceArgs,
+        pull::Pull, qualify::Qualify, receipt::ReceiptCommand, trace::TraceArgs,
     },
     demo,
     failure::Failure,
@@ -41,6 +41,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Say whether a model fits a machine, before it is downloaded or loaded
     Plan(Plan),
+    /// Download a model: one commit, every file checked by its hash
+    Pull(Pull),
     /// Measure speed beside the machine's limits
     #[command(subcommand)]
     Bench(Bench),
@@ -267,7 +269,8 @@ pub struct Inspect {
 
 #[derive(Args)]
 pub struct Plan {
-    /// Model folder: its headers are read, nothing else; the built-in demo model by default
+    /// Model folder, or OWNER/NAME@REVISION before it is pulled: headers are read, nothing else; the built-in demo model by
+    /// default
     #[arg(conflicts_with = "config")]
     pub model: Option<PathBuf>,
     /// A config.json alone: the checkpoint that it describes, in the released format or with --bits

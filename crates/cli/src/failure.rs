@@ -19,6 +19,8 @@ pub enum Failure {
     Gate(String),
     /// Quantising or comparing failed; it knows the code.
     Quantize(quantize::Error),
+    /// A download failed; it knows the code.
+    Hub(hub::Error),
     /// The reader of the output went away; nothing to report.
     ClosedPipe,
 }
@@ -34,6 +36,7 @@ impl Failure {
             Failure::Engine(e) => e.exit_code(),
             Failure::Qualify(e) => e.exit_code(),
             Failure::Quantize(e) => e.exit_code(),
+            Failure::Hub(e) => e.exit_code(),
             Failure::ClosedPipe => 0,
         }
     }
@@ -46,6 +49,7 @@ impl fmt::Display for Failure {
             Failure::Engine(e) => write!(f, "{e}"),
             Failure::Qualify(e) => write!(f, "{e}"),
             Failure::Quantize(e) => write!(f, "{e}"),
+            Failure::Hub(e) => write!(f, "{e}"),
             Failure::ClosedPipe => Ok(()),
         }
     }

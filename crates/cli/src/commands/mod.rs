@@ -9,6 +9,7 @@ mod compare;
 mod inspect;
 pub mod judge;
 mod plan;
+pub mod pull;
 pub mod qualify;
 mod quantize;
 pub mod receipt;
@@ -31,6 +32,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Chat(args) => chat::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Pull(args) => pull::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Qualify(args) => qualify::run(&args),
         Command::Trace(args) => trace::run(&args),

@@ -1,11 +1,11 @@
 //! `hallmark plan`.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, path::Path};
 
 use checkpoint::{Checkpoint, Config};
 use engine::plan::{MACHINES, Machine, Parts, Plan, Verdict, Wish, gb};
 
-use crate::{args, demo, failure::Failure, render};
+use crate::{args, commands::pull, demo, failure::Failure, render};
 
 pub fn run(args: &args::Plan) -> Result<(), Failure> {
     let (config, parts) = match (&args.config, &args.model) {
@@ -14,7 +14,16 @@ pub fn run(args: &args::Plan) -> Result<(), Failure> {
             let parts = Parts::of_config(&config, args.bits);
             (config, parts)
         }
-        (None, Some(dir)) => of(&Checkpoint::open_headers(dir)?),
+        (None, Some(model)) => match remote(model) {
+            Some(name) => {
+                let dir = tempfile::tempdir().map_err(|e| Failure::Io(format!("temporary folder: {e}")))?;
+                let (client, repo) = pull::resolve(name, 1)?;
+                hub::headers(&client, &repo, dir.path(), &|text| eprintln!("{text}"))
+                    .map_err(Failure::Hub)?;
+                of(&Checkpoint::open_headers(dir.path())?)
+            }
+            None => of(&Checkpoint::open_headers(model)?),
+        },
         (None, None) => of(&demo::open()?),
     };
     if args.context == 0 || args.context > config.max_position_embeddings {
@@ -26,6 +35,12 @@ pub fn run(args: &args::Plan) -> Result<(), Failure> {
     let wish = Wish { context: args.context, drafts: args.drafts == "on" };
     let plan = Plan::new(&config, parts, wish, &machines(args)?, args.config.is_some());
     if args.json { render::document(&plan) } else { render::line(report(&plan).trim_end()) }
+}
+
+/// The name of a repository, where no folder has it.
+fn remote(model: &Path) -> Option<&str> {
+    let name = model.to_str().filter(|n| n.contains('@'))?;
+    (!model.exists()).then_some(name)
 }
 
 fn of(checkpoint: &Checkpoint) -> (Config, Parts) {
