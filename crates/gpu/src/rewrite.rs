@@ -325,7 +325,7 @@ pub fn rewrite(file: &str, metal: &str) -> Result<File, String> {
             i += 1;
             continue;
         }
-        if depth == 0 && text == "constant" {
+        if depth == 0 && statement && text == "constant" {
             let end = p.find(i, ";")?;
             if let Some(at) = (i..end).find(|at| matches!(p.attribute(*at), Ok(Some(_)))) {
                 let Some((attribute, id, _)) = p.attribute(at)? else { return p.error("an attribute") };

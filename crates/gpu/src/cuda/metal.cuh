@@ -127,6 +127,25 @@ MSL_NAMES(uchar) MSL_NAMES(char) MSL_NAMES(msl_ulong) MSL_NAMES(bool)
 #define char4 char4_t
 #define ulong2 msl_ulong2_t
 
+// CUDA has functions of these names for other types, so that a call would not know which is meant.
+#define fma metal_fma
+#define abs metal_abs
+#define fabs metal_fabs
+#define floor metal_floor
+#define ceil metal_ceil
+#define trunc metal_trunc
+#define rint metal_rint
+#define sqrt metal_sqrt
+#define min metal_min
+#define max metal_max
+#define fmin metal_fmin
+#define fmax metal_fmax
+#define isnan metal_isnan
+#define isinf metal_isinf
+#define isfinite metal_isfinite
+#define copysign metal_copysign
+#define ldexp metal_ldexp
+
 namespace metal {
 using namespace msl;
 
