@@ -43,6 +43,7 @@ fn run() -> Result<(), String> {
         println!("cargo:rerun-if-changed={}", root.join(watched).display());
     }
     println!("cargo:rustc-check-cfg=cfg(emulator)");
+    println!("cargo:rerun-if-env-changed=PATH");
     let header = |name: &str| fs::read_to_string(kernels.join(name)).ok();
     let mut names: Vec<String> = fs::read_dir(&kernels)
         .map_err(|e| format!("{}: {e}", kernels.display()))?
@@ -65,6 +66,9 @@ fn run() -> Result<(), String> {
     let wanted = env::var_os("CARGO_FEATURE_EMU").is_some();
     if linux && wanted && Command::new(COMPILER).arg("--version").output().is_ok_and(|o| o.status.success()) {
         emulator(&root, &out, &files)?;
+    } else if linux && wanted {
+        // A path that is not there runs this script again, so that the compiler is found once it is installed.
+        println!("cargo:rerun-if-changed=/usr/bin/{COMPILER}");
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod fixtures;
 mod notices;
+mod nvrtc;
 mod oracle;
 mod peer;
 mod process;
@@ -10,6 +11,7 @@ mod receipts;
 mod recipe;
 mod test;
 mod tokenizer;
+mod tools;
 mod tree;
 mod trim;
 
@@ -71,6 +73,12 @@ enum Command {
         #[arg(long)]
         table: bool,
     },
+    /// Compile the GPU kernels for CUDA without a GPU, and compare their register counts
+    Nvrtc {
+        /// Record the register counts anew
+        #[arg(long)]
+        write: bool,
+    },
     /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
     Notices {
         /// Change nothing; fail when the table is out of date
@@ -89,6 +97,7 @@ fn main() -> ExitCode {
         Command::Peer { peer } => peer::run(&peer),
         Command::Oracle { oracle } => oracle::run(&oracle),
         Command::Receipts { table } => receipts::run(table),
+        Command::Nvrtc { write } => nvrtc::run_tests(write),
         Command::Notices { check } => notices::run(check),
     };
     match result {

@@ -5,21 +5,23 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command, target_dir};
-use crate::{fixtures, notices, receipts, tokenizer, tree};
+use crate::{fixtures, notices, nvrtc, receipts, tokenizer, tools, tree};
 
 type Part = (&'static str, fn(bool) -> Result<()>);
 
 /// In this order: what is quick and what later parts need comes first.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 10] = [
     ("tree", |_| tree::check()),
     ("fixtures", |_| fixtures::run(false)),
     ("notices", |_| notices::run(true)),
+    ("tools", |_| tools::clang()),
     ("format", |_| run_command(&mut cargo(&["fmt", "--all", "--check"])?)),
     ("lints", |_| {
         run_command(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?)
     }),
     ("tokenizer", |_| tokenizer::run()),
     ("tests", tests),
+    ("nvrtc", |_| nvrtc::run_tests(false)),
     ("receipts", |_| receipts::check()),
 ];
 

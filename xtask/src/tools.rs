@@ -1,0 +1,40 @@
+//! Programs that the build and the tests need besides Rust.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::process::run;
+
+/// Whether `program --version` runs.
+fn has(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Installs Debian packages unless `program` is there already.
+fn debian(program: &str, packages: &[&str]) -> Result<()> {
+    if has(program) {
+        return Ok(());
+    }
+    println!("{program} is missing");
+    let install = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        run(command.args(["install", "-y", "--no-install-recommends"]).args(packages))
+    };
+    let list = packages.join(" ");
+    install()
+        .or_else(|_| run(Command::new("apt-get").arg("update")).and_then(|()| install()))
+        .with_context(|| format!("install {program} by hand (Debian: apt-get install {list})"))
+}
+
+/// The compiler of the emulator's kernels.
+pub fn clang() -> Result<()> {
+    if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        debian("clang++-19", &["clang-19"])
+    } else {
+        Ok(())
+    }
+}
