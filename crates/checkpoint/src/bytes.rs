@@ -126,6 +126,18 @@ impl Bytes {
         if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// The shortest range around `parts` and where each begins in it; none where they are not of one mapping or buffer.
+    pub fn covering(parts: &[&Self]) -> Option<(Self, Vec<usize>)> {
+        let first = parts.first()?;
+        if !parts.iter().all(|p| Arc::ptr_eq(&p.owner, &first.owner)) {
+            return None;
+        }
+        let start = parts.iter().map(|p| p.start).min()?;
+        let end = parts.iter().map(|p| p.start + p.len).max()?;
+        let offsets = parts.iter().map(|p| p.start - start).collect();
+        Some((Self { owner: first.owner.clone(), start, len: end - start }, offsets))
+    }
+
     /// Whether the first byte lies on a multiple of `align`.
     pub fn is_aligned(&self, align: usize) -> bool {
         (self.as_ptr() as usize).is_multiple_of(align)

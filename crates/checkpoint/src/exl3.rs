@@ -76,6 +76,11 @@ impl Exl3 {
             .expect("checked when it was made")
     }
 
+    /// Trellis, suh and svh as stored.
+    pub fn parts(&self) -> [&Bytes; 3] {
+        [&self.trellis, &self.suh, &self.svh]
+    }
+
     /// Stored bytes.
     pub fn stored_bytes(&self) -> u64 {
         (self.trellis.len() + self.suh.len() + self.svh.len()) as u64

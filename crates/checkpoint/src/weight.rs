@@ -153,6 +153,15 @@ impl Weight {
         &self.scale
     }
 
+    /// What is stored, for a backend that keeps it elsewhere: codes and scales, or trellis, suh and svh of every layer.
+    pub fn parts(&self) -> Vec<&Bytes> {
+        match self.form {
+            Form::Exl3 => self.layers.iter().flat_map(|l| l.parts()).collect(),
+            Form::F32 | Form::Bf16 => vec![&self.data],
+            Form::Fp8Block32 | Form::Fp8Row32 | Form::Fp4Row32 => vec![&self.data, &self.scale],
+        }
+    }
+
     /// The EXL3 layers, one for each run of output rows; empty for other forms.
     pub fn layers(&self) -> &[Exl3] {
         &self.layers

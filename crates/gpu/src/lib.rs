@@ -11,6 +11,8 @@ pub mod emu;
 #[allow(dead_code)] // used by the launchers of the operators
 mod gpu;
 pub mod kernels;
+#[allow(dead_code)] // called by the backend
+mod launch;
 #[allow(dead_code)] // used by the launchers of the operators
 mod pool;
 #[allow(dead_code)] // used by the launchers of the operators
@@ -22,3 +24,4 @@ pub use buf::{Buf, Element};
 pub use device::{Binding, Constant, Device, Dispatch, Limits};
 pub use gpu::Gpu;
 pub use kernels::Kernel;
+pub use launch::{Experts, Mat};

@@ -1,5 +1,6 @@
 // Runs threadgroups of a kernel on one operating-system thread: every thread of a threadgroup is a fiber that runs until
 // it waits. Kernels that never wait are called thread by thread.
+#define MSL_RUNTIME
 #include "metal_stdlib"
 #undef device
 #undef constant

@@ -1,0 +1,12 @@
+//! One launcher for each operator.
+
+mod exl3;
+mod linear;
+mod mat;
+mod moe;
+mod quantise;
+mod slab;
+#[cfg(all(test, emulator))]
+mod tests;
+
+pub use mat::{Experts, Mat};

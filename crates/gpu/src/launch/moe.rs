@@ -1,0 +1,223 @@
+//! Routed and shared experts. Ids come from the router's buffer: nothing is read by the host.
+
+use exl3::BLOCK;
+use ops::{Io, Routing};
+
+use super::{
+    exl3::{RUNS, trellis_constants},
+    linear::{MAX_ROWS, ORDERED_ROWS, OUTS, product_constants, slices},
+    mat::{Class, Experts, Mat, splits},
+};
+use crate::{Binding, Buf, Constant, Device, Gpu};
+
+const GROUP: &str = "moe_runs";
+const SWIGLU: &str = "swiglu";
+const HIDDEN: &str = "moe_hidden";
+const COMBINE: &str = "moe_combine";
+const PRODUCT: &str = "experts_rows";
+const ORDERED: &str = "experts_ordered";
+const EXL3_ROTATE: &str = "exl3_expert_rotate";
+const EXL3_PRODUCT: &str = "exl3_expert_product";
+
+/// Numbers of a run: expert, count, slots.
+const RUN: usize = 10;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    slots: u32,
+    top: u32,
+    experts: u32,
+    cols: u32,
+    outs: u32,
+    inputs: u32,
+    outputs: u32,
+    parts: u32,
+    first: u32,
+    splits: u32,
+    planes: u32,
+    class: u32,
+    slices: u32,
+    round: u32,
+    limit: f32,
+}
+
+#[repr(C)]
+struct SwigluParams {
+    count: u32,
+    limit: f32,
+}
+
+/// One of the two products of an expert: gate and up, or down.
+struct Step<'a, D: Device> {
+    experts: &'a Experts<D>,
+    params: Params,
+    classes: &'a [Class],
+}
+
+impl<D: Device> Gpu<D> {
+    /// Σ over a row's experts, ascending by id, of `w2·(weight·(silu(w1·x)·(w3·x)))`.
+    pub(crate) fn experts(
+        &self,
+        x: &Buf<D>,
+        routing: &Routing<Buf<D>>,
+        experts: &Experts<D>,
+        limit: f32,
+    ) -> Buf<D> {
+        let (rows, top) = (x.rows(), routing.experts.width());
+        let slots = rows * top;
+        let acc = self.values(x.shape());
+        if slots == 0 {
+            return acc;
+        }
+        let padded = |n: usize| n.next_multiple_of(BLOCK);
+        let (hidden, inter) = (experts.hidden, experts.inter);
+        let step = |cols: usize, outs: usize, parts: usize, classes| {
+            let splits = splits(padded(cols) / 16, padded(outs) / BLOCK * parts * top);
+            let planes = if rows > MAX_ROWS { 1 } else { splits };
+            let numbers =
+                [slots, top, experts.count, cols, outs, padded(cols), padded(outs), parts, splits, planes];
+            let [slots, top, experts_, cols, outs, inputs, outputs, parts, splits, planes] =
+                numbers.map(|n| n as u32);
+            let first = if parts == 2 { 0 } else { 2 };
+            let params = Params {
+                slots,
+                top,
+                experts: experts_,
+                cols,
+                outs,
+                inputs,
+                outputs,
+                parts,
+                first,
+                splits,
+                planes,
+                class: 0,
+                slices: slices(cols as usize, outs as usize) as u32,
+                round: u32::from(self.source()),
+                limit,
+            };
+            Step { experts, params, classes }
+        };
+        let one = step(hidden, inter, 2, &experts.first[..]);
+        let two = step(inter, hidden, 1, &experts.second[..]);
+
+        // Rows that chose the same expert share its decoding.
+        let most = slots / MAX_ROWS + slots.min(experts.count);
+        let runs = (rows > 1).then(|| {
+            let runs = self.indices(&[most, RUN]);
+            let params = Params { planes: most as u32, ..one.params };
+            self.launch(
+                GROUP,
+                &[(0, Constant::Bool(self.source()))],
+                &[routing.experts.binding(), runs.binding()],
+                &params,
+                [1, 1, 1],
+                [256, 1, 1],
+            );
+            runs
+        });
+        let list = runs.as_ref().unwrap_or(&routing.experts);
+        let run_count = if runs.is_some() { most } else { slots };
+
+        let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
+        let (slab, table) = (raw(&experts.slab.buffer), raw(&experts.table));
+        let source = [(0, Constant::Bool(self.source()))];
+        let some = |classes: &[Class], exl3: bool| classes.iter().any(|c| c.is_exl3() == exl3);
+        let none = self.values(&[1]);
+
+        let xh = match some(one.classes, true) {
+            false => none.clone(),
+            true => {
+                let xh = self.values(&[slots * 2, padded(hidden)]);
+                let bindings =
+                    [x.binding(), slab.clone(), table.clone(), routing.experts.binding(), xh.binding()];
+                let grid = [padded(hidden).div_ceil(RUNS * BLOCK), 2, slots];
+                self.launch(EXL3_ROTATE, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
+                xh
+            }
+        };
+        let (values, sums) = self.expert_products(&one, x, &xh, list, run_count);
+
+        let down_plain = if some(two.classes, false) { self.values(&[slots, inter]) } else { none.clone() };
+        let down_exl3 =
+            if some(two.classes, true) { self.values(&[slots, padded(inter)]) } else { none.clone() };
+        let bindings = [
+            values.binding(),
+            sums.binding(),
+            slab.clone(),
+            table.clone(),
+            routing.experts.binding(),
+            routing.weights.binding(),
+            down_plain.binding(),
+            down_exl3.binding(),
+        ];
+        let grid = [padded(inter).div_ceil(RUNS * BLOCK), slots, 1];
+        self.launch(HIDDEN, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
+
+        let (values, sums) = self.expert_products(&two, &down_plain, &down_exl3, list, run_count);
+        let bindings =
+            [values.binding(), sums.binding(), slab, table, routing.experts.binding(), acc.binding()];
+        let grid = [padded(hidden).div_ceil(RUNS * BLOCK), rows, 1];
+        self.launch(COMBINE, &source, &bindings, &two.params, grid, [32 * RUNS, 1, 1]);
+        acc
+    }
+
+    /// Products of one step: results of plain forms `[slots, parts, outs]` and planes of sums of EXL3.
+    fn expert_products(
+        &self,
+        step: &Step<'_, D>,
+        x: &Buf<D>,
+        xh: &Buf<D>,
+        list: &Buf<D>,
+        runs: usize,
+    ) -> (Buf<D>, Buf<D>) {
+        let p = step.params;
+        let [slots, parts, outs, outputs, planes, cols] =
+            [p.slots, p.parts, p.outs, p.outputs, p.planes, p.cols].map(|n| n as usize);
+        let some = |exl3: bool| step.classes.iter().any(|c| c.is_exl3() == exl3);
+        let sized = |wanted: bool, n: usize| self.values(&[if wanted { n } else { 1 }]);
+        let values = sized(some(false), slots * parts * outs);
+        let sums = sized(some(true), planes * slots * parts * outputs);
+        let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
+        let (slab, table) = (raw(&step.experts.slab.buffer), raw(&step.experts.table));
+        let grouped = runs != slots || p.slots != p.top;
+        let rows = if grouped { MAX_ROWS } else { 1 };
+        let quantised = self.source() && some(false);
+        let x = if quantised { &self.quantised(x) } else { x };
+        for class in step.classes {
+            let params = Params { class: class.code(), ..p };
+            if class.is_exl3() {
+                let bindings = [xh.binding(), slab.clone(), table.clone(), list.binding(), sums.binding()];
+                let grid = [outputs / BLOCK, parts * planes, runs];
+                let constants = trellis_constants(*class, rows);
+                self.launch(EXL3_PRODUCT, &constants, &bindings, &params, grid, [256, 1, 1]);
+                continue;
+            }
+            let Class::Plain { form, .. } = *class else { unreachable!("EXL3 went above") };
+            let bindings = [x.binding(), slab.clone(), table.clone(), list.binding(), values.binding()];
+            if self.source() && class.has_order() {
+                let constants = product_constants(form, cols, rows.min(ORDERED_ROWS));
+                let grid = [outs.div_ceil(OUTS), parts, runs];
+                self.launch(ORDERED, &constants, &bindings, &params, grid, [256, 1, 1]);
+            } else {
+                let constants = product_constants(form, cols, rows);
+                let grid = [outs.div_ceil(OUTS * 8 / p.slices as usize), parts, runs];
+                self.launch(PRODUCT, &constants, &bindings, &params, grid, [256, 1, 1]);
+            }
+        }
+        (values, sums)
+    }
+
+    /// `y [T, d]` = w2·(silu(w1·x)·(w3·x)), clamped.
+    pub(crate) fn shared(&self, x: &Buf<D>, [w1, w3, w2]: [&Mat<D>; 3], limit: f32) -> Buf<D> {
+        let (gate, up) = (self.linear_any(x, w1, Io::Fp8), self.linear_any(x, w3, Io::Fp8));
+        let h = self.values(&[x.rows(), w1.weight.rows()]);
+        let count = x.rows() * w1.weight.rows();
+        let params = SwigluParams { count: count as u32, limit };
+        let constants = [(0, Constant::Bool(self.source()))];
+        let bindings = [gate.binding(), up.binding(), h.binding()];
+        self.launch(SWIGLU, &constants, &bindings, &params, [count.div_ceil(256), 1, 1], [256, 1, 1]);
+        self.linear_any(&h, w2, Io::Fp8)
+    }
+}
