@@ -24,16 +24,10 @@ kernel void linear_ordered(device const float* x [[buffer(0)]],
     threadgroup float parts[16 * (ORDERED + 1)];
     uint o0 = group.x * OUTS;
     uint r0 = group.y * ROWS;
-    Product m;
-    m.data = data;
-    m.scale = scale;
-    m.cols = p.cols;
-    m.end = p.outs;
-    m.scale_shift = p.scale_shift;
-    m.x = x;
     ulong rows[8];
     for (uint r = 0; r < ROWS; r++) rows[r] = ulong(min(r0 + r, p.rows - 1)) * p.cols;
-    float v = product_ordered(m, o0, rows, parts, tid);
+    Outputs w = take_rows(FORM, data, scale, p.cols, p.scale_shift, o0, p.outs);
+    float v = product_ordered(w, x, rows, p.cols, parts, tid);
     uint o = o0 + tid / ROWS;
     uint r = r0 + tid % ROWS;
     if (tid < OUTS * ROWS && o < p.outs && r < p.rows) y[ulong(r) * p.outs + o] = p.round != 0 ? round_bf16(v) : v;
@@ -53,15 +47,15 @@ kernel void experts_ordered(device const float* x [[buffer(0)]],
     uint part = p.first + group.y;
     if (run.count == 0 || run.expert >= p.experts) return;
     if (uint(table[(ulong(run.expert) * 3 + part) * ENTRY + 3]) != p.klass) return;
-    Product m = expert_product(slab, table, x, p.cols, p.outs, p.klass, run.expert, part);
     uint o0 = group.x * OUTS;
+    Outputs w = expert_rows(slab, table, run.expert, part, p.klass, p.cols, o0, p.outs);
     for (uint r0 = 0; r0 < run.count; r0 += ROWS) {
         ulong rows[8];
         for (uint r = 0; r < ROWS; r++) {
             uint slot = run.slots[min(r0 + r, run.count - 1)];
             rows[r] = ulong(p.first == 0 ? slot / p.top : slot) * p.cols;
         }
-        float v = product_ordered(m, o0, rows, parts, tid);
+        float v = product_ordered(w, x, rows, p.cols, parts, tid);
         uint o = o0 + tid / ROWS;
         uint r = r0 + tid % ROWS;
         if (tid < OUTS * ROWS && o < p.outs && r < run.count) {

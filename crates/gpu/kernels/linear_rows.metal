@@ -31,16 +31,10 @@ kernel void linear_rows(device const float* x [[buffer(0)]],
     uint o0 = (group.x * (8 / p.slices) + simd / p.slices) * OUTS;
     uint r0 = group.y * ROWS;
     uint first = group.z * p.outs;
-    Product m;
-    m.data = data;
-    m.scale = scale;
-    m.cols = p.cols;
-    m.end = first + p.outs;
-    m.scale_shift = p.scale_shift;
-    m.x = x + ulong(group.z) * p.cols;
     ulong rows[8];
     for (uint r = 0; r < ROWS; r++) rows[r] = ulong(min(r0 + r, p.rows - 1)) * p.groups * p.cols;
-    sums[simd * 32 + lane] = product_slice(m, first + o0, rows, slice, p.slices, lane);
+    Outputs w = take_rows(FORM, data, scale, p.cols, p.scale_shift, first + o0, first + p.outs);
+    sums[simd * 32 + lane] = product_slice(FORM, w, x + ulong(group.z) * p.cols, rows, p.cols, slice, p.slices, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint n = OUTS * ROWS;
     uint index = fold_index(n, lane);
@@ -68,7 +62,6 @@ kernel void experts_rows(device const float* x [[buffer(0)]],
     uint part = p.first + group.y;
     if (run.count == 0 || run.expert >= p.experts) return;
     if (uint(table[(ulong(run.expert) * 3 + part) * ENTRY + 3]) != p.klass) return;
-    Product m = expert_product(slab, table, x, p.cols, p.outs, p.klass, run.expert, part);
     uint slice = simd % p.slices;
     uint o0 = (group.x * (8 / p.slices) + simd / p.slices) * OUTS;
     ulong rows[8];
@@ -76,7 +69,8 @@ kernel void experts_rows(device const float* x [[buffer(0)]],
         uint slot = run.slots[min(r, run.count - 1)];
         rows[r] = ulong(p.first == 0 ? slot / p.top : slot) * p.cols;
     }
-    sums[simd * 32 + lane] = product_slice(m, o0, rows, slice, p.slices, lane);
+    Outputs w = expert_rows(slab, table, run.expert, part, p.klass, p.cols, o0, p.outs);
+    sums[simd * 32 + lane] = product_slice(FORM, w, x, rows, p.cols, slice, p.slices, lane);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint n = OUTS * ROWS;
     uint index = fold_index(n, lane);

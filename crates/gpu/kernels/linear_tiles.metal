@@ -43,7 +43,7 @@ kernel void linear_tiles(device const float* x [[buffer(0)]],
     uint wr = tid / 2;
     uint wc = tid % 2 * 16;
     uint row = group.z * p.outs + min(o0 + wr, p.outs - 1);
-    device const uchar* wrow = data + row * row_bytes(p.cols);
+    device const uchar* wrow = data + row * row_bytes(FORM, p.cols);
     device const uchar* srow = scale + ulong(row >> p.scale_shift) * groups;
     // Simdgroup s has rows 16 (s / 2) on and outputs 32 (s % 2) on.
     simdgroup_float8x8 sums[2][4];
@@ -55,11 +55,11 @@ kernel void linear_tiles(device const float* x [[buffer(0)]],
         for (uint i = 0; i < 8; i++) v[i] = 0.0f;
         if (c + xc < p.cols) load8(xrow, c + xc, p.cols, v);
         for (uint i = 0; i < 8; i++) xs[xr * X_STRIDE + xc + i] = v[i];
-        float s = form_factor();
+        float s = form_factor(FORM);
         if (FORM >= 2) s = s * decode_e8m0(srow[c / 32]);
         for (uint h = 0; h < 16; h += 8) {
             for (uint i = 0; i < 8; i++) v[i] = 0.0f;
-            if (c + wc + h < p.cols) decode8(wrow, c + wc + h, p.cols, v);
+            if (c + wc + h < p.cols) decode8(FORM, wrow, c + wc + h, p.cols, v);
             for (uint i = 0; i < 8; i++) ws[(wc + h + i) * W_STRIDE + wr] = v[i] * s;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -2,17 +2,23 @@
 #include <metal_stdlib>
 using namespace metal;
 #include "numerics.h"
-#include "math.h"
+#include "gated.h"
 #include "hadamard.h"
 #include "runs.h"
 
 // Values are rounded as the released reference rounds.
 constant bool SOURCE [[function_constant(0)]];
 
+struct RunParams {
+    uint slots;
+    uint experts;
+    uint runs;
+};
+
 // Rows of experts, ascending by expert, in runs of at most 8 slots; unused runs are empty. One threadgroup.
 kernel void moe_runs(device const int* ids [[buffer(0)]],
                      device int* runs [[buffer(1)]],
-                     constant ExpertParams& p [[buffer(2)]],
+                     constant RunParams& p [[buffer(2)]],
                      uint tid [[thread_index_in_threadgroup]]) {
     threadgroup uint starts[257];
     uint each = (p.experts + 255) / 256;
@@ -43,18 +49,15 @@ kernel void moe_runs(device const int* ids [[buffer(0)]],
         }
         at += (n + 7) / 8;
     }
-    for (uint i = starts[256] + tid; i < p.planes; i += 256) {
+    for (uint i = starts[256] + tid; i < p.runs; i += 256) {
         runs[i * RUN] = 0;
         runs[i * RUN + 1] = 0;
     }
 }
 
-// h = weight * (silu(min(gate, limit)) * clamp(up, limit)).
-inline float gated(float gate, float up, float limit, float weight) {
-    float g = min(gate, limit);
-    float u = min(max(up, -limit), limit);
-    float h = weight * (silu(g) * u);
-    return SOURCE ? round_bf16(h) : h;
+// As the released reference rounds it.
+inline float rounded(float v) {
+    return SOURCE ? round_bf16(v) : v;
 }
 
 struct SwigluParams {
@@ -68,11 +71,11 @@ kernel void swiglu(device const float* gate [[buffer(0)]],
                    device float* h [[buffer(2)]],
                    constant SwigluParams& p [[buffer(3)]],
                    uint i [[thread_position_in_grid]]) {
-    if (i < p.count) h[i] = gated(gate[i], up[i], p.limit, 1.0f);
+    if (i < p.count) h[i] = rounded(gated(gate[i], up[i], p.limit, 1.0f));
 }
 
 // Where the products of a step lie, and what they are made for.
-struct Outputs {
+struct Results {
     device const float* values;
     device const float* sums;
     device const uchar* slab;
@@ -84,7 +87,7 @@ struct Outputs {
 };
 
 // Outputs 4 l to 4 l + 3 of a run of 128 of one matrix: from the products of other forms, or from planes of EXL3 sums.
-inline void expert_outputs(Outputs p,
+inline void expert_outputs(Results p,
                            device const ulong* entry,
                            uint slot,
                            uint part,
@@ -97,9 +100,7 @@ inline void expert_outputs(Outputs p,
             for (uint i = 0; i < 4; i++) v[i] = s == 0 ? from[i] : v[i] + from[i];
         }
         rotate_output(v, p.slab + entry[2], column, lane);
-        if (SOURCE) {
-            for (uint i = 0; i < 4; i++) v[i] = round_bf16(v[i]);
-        }
+        for (uint i = 0; i < 4; i++) v[i] = rounded(v[i]);
     } else {
         device const float* from = p.values + (ulong(slot) * p.parts + part) * p.outs + column;
         for (uint i = 0; i < 4; i++) v[i] = column + i < p.outs ? from[i] : 0.0f;
@@ -125,7 +126,7 @@ kernel void moe_hidden(device const float* values [[buffer(0)]],
     if (block * 128 >= p.outputs || expert >= p.experts) return;
     device const ulong* entry = table + ulong(expert) * 3 * ENTRY;
     uint column = block * 128 + lane * 4;
-    Outputs o;
+    Results o;
     o.values = values;
     o.sums = sums;
     o.slab = slab;
@@ -139,7 +140,9 @@ kernel void moe_hidden(device const float* values [[buffer(0)]],
     expert_outputs(o, entry, slot, 0, column, lane, g);
     expert_outputs(o, entry + ENTRY, slot, 1, column, lane, u);
     float h[4];
-    for (uint i = 0; i < 4; i++) h[i] = column + i < p.outs ? gated(g[i], u[i], p.limit, weights[slot]) : 0.0f;
+    for (uint i = 0; i < 4; i++) {
+        h[i] = column + i < p.outs ? rounded(gated(g[i], u[i], p.limit, weights[slot])) : 0.0f;
+    }
     if (uint(entry[2 * ENTRY + 3]) >= EXL3_CLASS) {
         rotate_input(h, slab + entry[2 * ENTRY + 1], column, SOURCE, lane);
         for (uint i = 0; i < 4; i++) rotated[ulong(slot) * p.outputs + column + i] = h[i];
@@ -150,14 +153,16 @@ kernel void moe_hidden(device const float* values [[buffer(0)]],
     }
 }
 
-// acc [rows, outs]: the results of a row's experts, ascending by expert. A simdgroup takes 128 values.
+// acc [rows, outs]: the results of a row's experts, ascending by expert, and where there is one, that of the shared expert on top.
+// A simdgroup takes 128 values.
 kernel void moe_combine(device const float* values [[buffer(0)]],
                         device const float* sums [[buffer(1)]],
                         device const uchar* slab [[buffer(2)]],
                         device const ulong* table [[buffer(3)]],
                         device const int* ids [[buffer(4)]],
-                        device float* acc [[buffer(5)]],
-                        constant ExpertParams& p [[buffer(6)]],
+                        device const float* shared [[buffer(5)]],
+                        device float* acc [[buffer(6)]],
+                        constant ExpertParams& p [[buffer(7)]],
                         uint3 group [[threadgroup_position_in_grid]],
                         uint lane [[thread_index_in_simdgroup]],
                         uint simd [[simdgroup_index_in_threadgroup]]) {
@@ -165,7 +170,7 @@ kernel void moe_combine(device const float* values [[buffer(0)]],
     if (block * 128 >= p.outputs) return;
     uint column = block * 128 + lane * 4;
     device const int* chosen = ids + group.y * p.top;
-    Outputs o;
+    Results o;
     o.values = values;
     o.sums = sums;
     o.slab = slab;
@@ -196,6 +201,8 @@ kernel void moe_combine(device const float* values [[buffer(0)]],
         for (uint i = 0; i < 4; i++) total[i] = total[i] + v[i];
     }
     for (uint i = 0; i < 4; i++) {
-        if (column + i < p.outs) acc[ulong(group.y) * p.outs + column + i] = total[i];
+        if (column + i >= p.outs) continue;
+        ulong at = ulong(group.y) * p.outs + column + i;
+        acc[at] = p.shared != 0 ? rounded(total[i] + shared[at]) : total[i];
     }
 }

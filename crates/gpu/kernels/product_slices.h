@@ -30,32 +30,36 @@ inline uint fold_index(uint n, uint lane) {
     return index;
 }
 
-// Sums of outputs `o0` to `o0 + 3` for rows at `rows[r]` of `p.x`, over the columns of one of `slices` slices: lane l has the sum
-// of output `fold_index / ROWS` and row `fold_index % ROWS`. A lane adds its eight columns of a step, then the steps.
-inline float product_slice(Product p, uint o0, thread const ulong* rows, uint slice, uint slices, uint lane) {
+// Sums of the outputs for rows at `rows[r]` of `x`, over the columns of one of `slices` slices: lane l has the sum of output
+// `fold_index / ROWS` and row `fold_index % ROWS`. A lane adds its eight columns of a step, then the steps.
+inline float product_slice(uint form,
+                           Outputs w,
+                           device const float* x,
+                           thread const ulong* rows,
+                           uint cols,
+                           uint slice,
+                           uint slices,
+                           uint lane) {
     float acc[OUTS * 8];
     for (uint i = 0; i < OUTS * ROWS; i++) acc[i] = 0.0f;
-    uint groups = (p.cols + 31) / 32;
-    ulong stride = row_bytes(p.cols);
-    for (uint c = slice * STEP + lane * 8; c < p.cols; c += slices * STEP) {
-        float w[OUTS][8];
+    for (uint c = slice * STEP + lane * 8; c < cols; c += slices * STEP) {
+        float v[OUTS][8];
         float s[OUTS];
         for (uint o = 0; o < OUTS; o++) {
-            uint row = min(o0 + o, p.end - 1);
-            decode8(p.data + row * stride, c, p.cols, w[o]);
-            if (FORM >= 2) s[o] = decode_e8m0(p.scale[ulong(row >> p.scale_shift) * groups + c / 32]);
+            decode8(form, w.data[o], c, cols, v[o]);
+            if (form >= 2) s[o] = decode_e8m0(w.scale[o][c / 32]);
         }
         for (uint r = 0; r < ROWS; r++) {
-            float x[8];
-            load8(p.x + rows[r], c, p.cols, x);
+            float a[8];
+            load8(x + rows[r], c, cols, a);
             float sum[OUTS];
             for (uint o = 0; o < OUTS; o++) sum[o] = 0.0f;
             for (uint i = 0; i < 8; i++) {
-                for (uint o = 0; o < OUTS; o++) sum[o] = fma(w[o][i], x[i], sum[o]);
+                for (uint o = 0; o < OUTS; o++) sum[o] = fma(v[o][i], a[i], sum[o]);
             }
             for (uint o = 0; o < OUTS; o++) {
                 uint at = o * ROWS + r;
-                acc[at] = FORM >= 2 ? fma(sum[o] * form_factor(), s[o], acc[at]) : acc[at] + sum[o];
+                acc[at] = form >= 2 ? fma(sum[o] * form_factor(form), s[o], acc[at]) : acc[at] + sum[o];
             }
         }
     }

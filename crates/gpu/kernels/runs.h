@@ -23,6 +23,7 @@ struct ExpertParams {
     uint klass;
     uint slices;
     uint round;
+    uint shared; // whether the shared expert is added
     float limit;
 };
 

@@ -1,6 +1,6 @@
 // Stored weights to values: eight consecutive columns of a row at a time.
 
-// 0 f32, 1 bf16, 2 fp8 (scales by block or by row), 3 fp4.
+// Forms are 0 f32, 1 bf16, 2 fp8 (scales by block or by row), 3 fp4.
 constant uint FORM [[function_constant(0)]];
 // Rows are whole runs of eight columns, so that vectors may be loaded.
 constant bool WHOLE [[function_constant(1)]];
@@ -39,22 +39,22 @@ inline void decode_e2m1_word(uint word, thread float* v) {
 }
 
 // What decode8 leaves out of the values: a power of two.
-inline float form_factor() {
-    return FORM == 2 ? 256.0f : (FORM == 3 ? 16384.0f : 1.0f);
+inline float form_factor(uint form) {
+    return form == 2 ? 256.0f : (form == 3 ? 16384.0f : 1.0f);
 }
 
 // Bytes of a row of `cols` columns.
-inline ulong row_bytes(uint cols) {
-    return FORM == 0 ? ulong(cols) * 4 : (FORM == 1 ? ulong(cols) * 2 : (FORM == 2 ? ulong(cols) : ulong(cols) / 2));
+inline ulong row_bytes(uint form, uint cols) {
+    return form == 0 ? ulong(cols) * 4 : (form == 1 ? ulong(cols) * 2 : (form == 2 ? ulong(cols) : ulong(cols) / 2));
 }
 
-inline float decode1(device const uchar* row, uint column) {
+inline float decode1(uint form, device const uchar* row, uint column) {
     float v[8];
-    if (FORM == 0) {
+    if (form == 0) {
         v[0] = ((device const float*)row)[column];
-    } else if (FORM == 1) {
+    } else if (form == 1) {
         v[0] = as_type<float>(uint(((device const ushort*)row)[column]) << 16);
-    } else if (FORM == 2) {
+    } else if (form == 2) {
         decode_e4m3_word(row[column], v);
     } else {
         decode_e2m1_word(uint(row[column / 2]) >> (4 * (column & 1)) & 15u, v);
@@ -63,22 +63,22 @@ inline float decode1(device const uchar* row, uint column) {
 }
 
 // Columns `column` to `column + 7` without scale and factor; zeros from `cols` on.
-inline void decode8(device const uchar* row, uint column, uint cols, thread float* v) {
+inline void decode8(uint form, device const uchar* row, uint column, uint cols, thread float* v) {
     if (!WHOLE) {
-        for (uint i = 0; i < 8; i++) v[i] = column + i < cols ? decode1(row, column + i) : 0.0f;
-    } else if (FORM == 0) {
+        for (uint i = 0; i < 8; i++) v[i] = column + i < cols ? decode1(form, row, column + i) : 0.0f;
+    } else if (form == 0) {
         device const float4* w = (device const float4*)(row + ulong(column) * 4);
         float4 a = w[0];
         float4 b = w[1];
         v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
         v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
-    } else if (FORM == 1) {
+    } else if (form == 1) {
         uint4 w = *(device const uint4*)(row + ulong(column) * 2);
         v[0] = as_type<float>(w.x << 16); v[1] = as_type<float>(w.x & 0xffff0000u);
         v[2] = as_type<float>(w.y << 16); v[3] = as_type<float>(w.y & 0xffff0000u);
         v[4] = as_type<float>(w.z << 16); v[5] = as_type<float>(w.z & 0xffff0000u);
         v[6] = as_type<float>(w.w << 16); v[7] = as_type<float>(w.w & 0xffff0000u);
-    } else if (FORM == 2) {
+    } else if (form == 2) {
         uint2 w = *(device const uint2*)(row + column);
         decode_e4m3_word(w.x, v);
         decode_e4m3_word(w.y, v + 4);

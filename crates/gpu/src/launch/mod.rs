@@ -1,6 +1,7 @@
 //! One launcher for each operator.
 
 mod exl3;
+mod gated;
 mod linear;
 mod mat;
 mod moe;

@@ -39,7 +39,15 @@ struct Params {
     class: u32,
     slices: u32,
     round: u32,
+    shared: u32,
     limit: f32,
+}
+
+#[repr(C)]
+struct RunParams {
+    slots: u32,
+    experts: u32,
+    runs: u32,
 }
 
 #[repr(C)]
@@ -62,6 +70,18 @@ impl<D: Device> Gpu<D> {
         x: &Buf<D>,
         routing: &Routing<Buf<D>>,
         experts: &Experts<D>,
+        limit: f32,
+    ) -> Buf<D> {
+        self.experts_with(x, routing, experts, None, limit)
+    }
+
+    /// As [`Gpu::experts`]; `shared [T, d]` is added to the sum, which is rounded as the model's next operator would.
+    pub(crate) fn experts_with(
+        &self,
+        x: &Buf<D>,
+        routing: &Routing<Buf<D>>,
+        experts: &Experts<D>,
+        shared: Option<&Buf<D>>,
         limit: f32,
     ) -> Buf<D> {
         let (rows, top) = (x.rows(), routing.experts.width());
@@ -95,6 +115,7 @@ impl<D: Device> Gpu<D> {
                 class: 0,
                 slices: slices(cols as usize, outs as usize) as u32,
                 round: u32::from(self.source()),
+                shared: u32::from(shared.is_some()),
                 limit,
             };
             Step { experts, params, classes }
@@ -102,24 +123,8 @@ impl<D: Device> Gpu<D> {
         let one = step(hidden, inter, 2, &experts.first[..]);
         let two = step(inter, hidden, 1, &experts.second[..]);
 
-        // Rows that chose the same expert share its decoding.
-        let most = slots / MAX_ROWS + slots.min(experts.count);
-        let runs = (rows > 1).then(|| {
-            let runs = self.indices(&[most, RUN]);
-            let params = Params { planes: most as u32, ..one.params };
-            self.launch(
-                GROUP,
-                &[(0, Constant::Bool(self.source()))],
-                &[routing.experts.binding(), runs.binding()],
-                &params,
-                [1, 1, 1],
-                [256, 1, 1],
-            );
-            runs
-        });
-        let list = runs.as_ref().unwrap_or(&routing.experts);
-        let run_count = if runs.is_some() { most } else { slots };
-
+        let (list, run_count) = self.runs(routing, experts);
+        let list = &list;
         let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
         let (slab, table) = (raw(&experts.slab.buffer), raw(&experts.table));
         let source = [(0, Constant::Bool(self.source()))];
@@ -156,11 +161,64 @@ impl<D: Device> Gpu<D> {
         self.launch(HIDDEN, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
 
         let (values, sums) = self.expert_products(&two, &down_plain, &down_exl3, list, run_count);
-        let bindings =
-            [values.binding(), sums.binding(), slab, table, routing.experts.binding(), acc.binding()];
+        let shared = shared.unwrap_or(&none).binding();
+        let ids = routing.experts.binding();
+        let bindings = [values.binding(), sums.binding(), slab, table, ids, shared, acc.binding()];
         let grid = [padded(hidden).div_ceil(RUNS * BLOCK), rows, 1];
         self.launch(COMBINE, &source, &bindings, &two.params, grid, [32 * RUNS, 1, 1]);
         acc
+    }
+
+    /// The sum of a row's routed experts and its shared one: `y` holds the results of all slots, then of all rows.
+    pub(crate) fn combined(&self, y: &Buf<D>, routing: &Routing<Buf<D>>, experts: &Experts<D>) -> Buf<D> {
+        let (rows, slots) = (routing.experts.rows(), routing.experts.len());
+        let (acc, outs) = (self.values(&[rows, y.width()]), y.width());
+        let numbers = [slots, slots / rows, experts.count, outs, outs.next_multiple_of(BLOCK)];
+        let [slots32, top, experts32, outs32, outputs] = numbers.map(|n| n as u32);
+        let params = Params {
+            slots: slots32,
+            top,
+            experts: experts32,
+            cols: 0,
+            outs: outs32,
+            inputs: 0,
+            outputs,
+            parts: 1,
+            first: 2,
+            splits: 1,
+            planes: 1,
+            class: 0,
+            slices: 1,
+            round: 0,
+            shared: 1,
+            limit: 0.0,
+        };
+        let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
+        let (slab, table) = (raw(&experts.slab.buffer), raw(&experts.table));
+        let (ids, shared) = (routing.experts.binding(), y.binding_at(slots * outs));
+        let bindings = [y.binding(), y.binding(), slab, table, ids, shared, acc.binding()];
+        let grid = [outs.next_multiple_of(BLOCK).div_ceil(RUNS * BLOCK), rows, 1];
+        let source = [(0, Constant::Bool(self.source()))];
+        self.launch(COMBINE, &source, &bindings, &params, grid, [32 * RUNS, 1, 1]);
+        acc
+    }
+
+    /// Runs of up to eight slots of one expert, so that rows which chose the same share its decoding, and their number; the
+    /// slots themselves for one row.
+    pub(crate) fn runs(&self, routing: &Routing<Buf<D>>, experts: &Experts<D>) -> (Buf<D>, usize) {
+        let slots = routing.experts.len();
+        if routing.experts.rows() == 1 {
+            return (routing.experts.clone(), slots);
+        }
+        let most = slots / MAX_ROWS + slots.min(experts.count);
+        let runs = self.indices(&[most, RUN]);
+        let numbers = [slots, experts.count, most];
+        let [slots, experts, runs_] = numbers.map(|n| n as u32);
+        let params = RunParams { slots, experts, runs: runs_ };
+        let bindings = [routing.experts.binding(), runs.binding()];
+        let source = [(0, Constant::Bool(self.source()))];
+        self.launch(GROUP, &source, &bindings, &params, [1, 1, 1], [256, 1, 1]);
+        (runs, most)
     }
 
     /// Products of one step: results of plain forms `[slots, parts, outs]` and planes of sums of EXL3.
@@ -181,7 +239,7 @@ impl<D: Device> Gpu<D> {
         let sums = sized(some(true), planes * slots * parts * outputs);
         let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
         let (slab, table) = (raw(&step.experts.slab.buffer), raw(&step.experts.table));
-        let grouped = runs != slots || p.slots != p.top;
+        let grouped = p.slots != p.top;
         let rows = if grouped { MAX_ROWS } else { 1 };
         let quantised = self.source() && some(false);
         let x = if quantised { &self.quantised(x) } else { x };

@@ -196,6 +196,52 @@ fn experts_of_mixed_forms_match_the_reference() {
     }
 }
 
+/// Routed and shared experts together have the bits that they have one after the other, in at most three dispatches where no
+/// expert is EXL3.
+#[test]
+fn fused_experts_have_the_bits_of_the_operators() {
+    for (routed, shared) in
+        [(Form::Fp4Row32, Form::Fp8Block32), (Form::Fp8Row32, Form::Bf16), (Form::Exl3, Form::Fp8Block32)]
+    {
+        let part = |name: &str, form, rows, cols| generated_weight(name, form, rows, cols, 3);
+        let all: Vec<ExpertWeights> = (0..9)
+            .map(|e| ExpertWeights {
+                gate: part(&format!("{e}.0"), routed, 98, 160),
+                up: part(&format!("{e}.1"), routed, 98, 160),
+                down: part(&format!("{e}.2"), routed, 160, 98),
+            })
+            .collect();
+        let [w1, w3, w2] = [("w1", 98, 160), ("w3", 98, 160), ("w2", 160, 98)]
+            .map(|(name, rows, cols)| part(name, shared, rows, cols));
+        for (mode, rows) in
+            [(Mode::Exact, 1), (Mode::Exact, 5), (Mode::Exact, 9), (Mode::Native, 1), (Mode::Source, 3)]
+        {
+            let b = emu(mode);
+            let x = b.upload_host(&input(rows, 160)).unwrap();
+            let ids = [0, 3, 5, 8, 1, 2, 4, 6, 7].repeat(3)[..3 * rows].to_vec();
+            let weights = (0..3 * rows).map(|i| 0.2 + 0.1 * (i % 12) as f32).collect();
+            let routing = Routing {
+                experts: b.upload_host(&Host::i32(&[rows, 3], ids)).unwrap(),
+                weights: b.upload_host(&Host::f32(&[rows, 3], weights)).unwrap(),
+            };
+            let experts = Experts::new(&b.device, &all).unwrap();
+            let mats = [&w1, &w3, &w2].map(|w| Mat::new(&b.device, w).unwrap());
+            let [m1, m3, m2] = &mats;
+            let acc = b.fetch(&b.experts(&x, &routing, &experts, 2.5)).unwrap();
+            let one = b.fetch(&b.shared(&x, [m1, m3, m2], 2.5)).unwrap();
+            let want = ops::moe::moe_sum(reference(mode), acc.as_f32(), one.as_f32());
+            let mut got = None;
+            let counts =
+                b.counted(|| got = Some(b.experts_and_shared(&x, &routing, &experts, [m1, m3, m2], 2.5)));
+            let what = format!("{}, {}, {}, {rows} rows", routed.name(), shared.name(), mode.name());
+            assert!(b.fetch(&got.unwrap()).unwrap().as_f32() == want, "{what}");
+            if routed != Form::Exl3 && mode == Mode::Native {
+                assert_eq!(counts.values().sum::<u64>(), 3, "{what}: {counts:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn experts_of_other_shapes_are_refused_by_name() {
     let w = |name: &str, rows, cols| generated_weight(name, Form::Fp4Row32, rows, cols, 3);
