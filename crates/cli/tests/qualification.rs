@@ -227,6 +227,43 @@ fn a_local_receipt_lifts_the_refusal_of_its_checkpoint() {
     assert!(err.contains("in source numerics"), "{err}");
 }
 
+/// A pack without Engram tables is qualified with those of a second folder, which the receipt names by their own hashes.
+#[test]
+fn a_receipt_names_the_engram_tables_of_a_second_folder() {
+    let user = User::new();
+    let whole = checkpoint::generate::cached("nano").unwrap();
+    let source = checkpoint::Checkpoint::open(&whole).unwrap();
+    let pack = user.path("pack");
+    fs::create_dir(&pack).unwrap();
+    for file in ["config.json", "tokenizer.json"] {
+        fs::write(Path::new(&pack).join(file), &*source.file(file).unwrap()).unwrap();
+    }
+    let tensors = source.tensors();
+    let kept = tensors.iter().filter(|t| t.group != checkpoint::Group::EngramTable);
+    let kept: Vec<_> = kept.map(|t| (t, source.tensor(t.name).unwrap())).collect();
+    let items: Vec<_> = kept
+        .iter()
+        .map(|(t, data)| checkpoint::write::Item { name: t.name, dtype: t.dtype, shape: t.shape, data })
+        .collect();
+    assert!(items.len() < tensors.len());
+    checkpoint::write::write_shard(&Path::new(&pack).join("model.safetensors"), &items).unwrap();
+
+    let receipt = user.path("receipt.json");
+    let alone = ["qualify", "model", &pack, "--tokens", "2", "--draws", "2", "--receipt", &receipt];
+    let (_, err) = user.ends(&alone, 4);
+    assert!(err.contains("--engram-from"), "{err}");
+    let from = whole.display().to_string();
+    user.done(&[&alone[..], &["--engram-from", &from]].concat());
+    let made = Receipt::open(Path::new(&receipt)).unwrap();
+    let id = made.checkpoint.as_ref().unwrap();
+    let engram = id.engram.as_ref().unwrap();
+    let shards: Vec<&str> = engram.files.iter().map(|f| f.name.as_str()).collect();
+    assert!(!shards.is_empty() && engram.fingerprint != id.fingerprint, "{shards:?}");
+    let bytes = fs::read(whole.join(shards[0])).unwrap();
+    assert_eq!(engram.files[0].sha256, qualify::sha256_hex(&bytes));
+    assert!(made.gates.iter().all(|g| g.verdict != Verdict::Fail), "{:?}", made.gates);
+}
+
 #[test]
 fn capabilities_name_every_device_and_what_lifts_a_refusal() {
     let user = User::new();

@@ -55,6 +55,8 @@ impl Admission {
             driver: String::new(),
         };
         let name = model.model.as_ref().map_or_else(|| "demo".into(), |m| m.display().to_string());
+        let tables = model.engram_from.as_ref().map(|d| format!(" --engram-from {}", d.display()));
+        let with_tables = name.clone() + &tables.unwrap_or_default();
         let all = Capabilities::load();
         for warning in &all.warnings {
             eprintln!("warning: {warning}");
@@ -64,7 +66,7 @@ impl Admission {
             numerics: model.numerics.name(),
             format: &identity::format(checkpoint),
             fingerprint: &identity::fingerprint(checkpoint).map_err(Failure::Qualify)?,
-            model: &name,
+            model: &with_tables,
         });
         let unqualified = entry.status != Status::Qualified;
         if unqualified && model.model.is_some() && !self.allow_unqualified {

@@ -40,7 +40,7 @@ pub struct BisectArgs {
 }
 
 pub fn run(args: &BisectArgs) -> Result<(), Failure> {
-    let subject = subject(args.model.as_deref())?;
+    let subject = subject(args.model.as_deref(), None)?;
     let report = report(args, &subject, args.on.cpu()?)?;
     if args.json { render::document(&report) } else { render::line(report.text().trim_end()) }
 }

@@ -82,6 +82,9 @@ pub struct OpsArgs {
 pub struct ModelArgs {
     /// Model folder, or nano, micro, wide in a checkout; the built-in demo model by default
     pub model: Option<PathBuf>,
+    /// Folder that holds the Engram tables, for a pack without them: the released model, or just the shards they are in
+    #[arg(long, value_name = "DIR", requires = "model")]
+    pub engram_from: Option<PathBuf>,
     #[command(flatten)]
     pub on: On,
     /// Reference where no trace is known: cpu (the CPU backend), or scalar (the readable reference, slow); by default cpu
@@ -159,16 +162,16 @@ fn operators(args: &OpsArgs) -> Result<(), Failure> {
     finish(&receipt, &args.out, &name)
 }
 
-/// The model that the command line names.
-pub fn subject(model: Option<&Path>) -> Result<Subject, Failure> {
+/// The model that the command line names, with the folder of its Engram tables where it lacks them.
+pub fn subject(model: Option<&Path>, engram_from: Option<&Path>) -> Result<Subject, Failure> {
     Ok(match model.filter(|m| m.exists() || *m != Path::new("demo")) {
-        Some(folder) => Subject::open(folder).map_err(Failure::Qualify)?,
+        Some(folder) => Subject::open_with(folder, engram_from).map_err(Failure::Qualify)?,
         None => Subject::demo(demo::open()?),
     })
 }
 
 fn model(args: &ModelArgs) -> Result<(), Failure> {
-    let subject = subject(args.model.as_deref())?;
+    let subject = subject(args.model.as_deref(), args.engram_from.as_deref())?;
     let against = args.against.unwrap_or(match args.on.device {
         Device::Cpu => Against::Scalar,
         _ => Against::Cpu,
@@ -216,6 +219,9 @@ fn run_model<R: HostBackend>(
     let name = format!("{}-{}-{numerics}.json", subject.name, device.family);
     let mut command =
         format!("hallmark qualify model {} --device {} --numerics {numerics}", subject.name, device.name);
+    if let Some(folder) = args.engram_from.as_deref().and_then(Path::file_name) {
+        command = format!("{command} --engram-from {}", folder.to_string_lossy());
+    }
     if let Some(r) = &reference {
         command = format!("{command} (reference {})", r.file.name);
     } else {

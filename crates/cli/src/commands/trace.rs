@@ -47,7 +47,7 @@ pub struct TraceArgs {
 }
 
 pub fn run(args: &TraceArgs) -> Result<(), Failure> {
-    let subject = subject(args.model.as_deref())?;
+    let subject = subject(args.model.as_deref(), None)?;
     let model = load(&subject.checkpoint, args.on.cpu()?).map_err(Failure::Qualify)?;
     let passes = passes(args, &subject, &model)?;
     let perturbation = match args.nudge.as_deref() {

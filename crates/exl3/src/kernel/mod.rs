@@ -21,6 +21,7 @@ use crate::rate::TILE;
 use crate::{Arithmetic, BLOCK, Codebook, Error, Isa, Linear, Rate};
 use layout::Layout;
 use rayon::prelude::*;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -345,6 +346,7 @@ impl Linear<'_> {
                 }
             }
         }
+        WORK.set(Some(work));
         Ok(())
     }
 
@@ -379,11 +381,16 @@ pub fn row_major(y: &[f32], rows: usize) -> Vec<f32> {
     out
 }
 
-/// Buffers of one thread.
+/// Buffers of one thread, as large as its products so far needed.
 struct Work {
     tiles: Aligned<f32>,
     /// across x rows x sums, for one block.
     sums: Aligned<f32>,
+}
+
+thread_local! {
+    /// A thread's last buffers: for small layers new ones would cost more than the product.
+    static WORK: Cell<Option<Work>> = const { Cell::new(None) };
 }
 
 impl Work {
@@ -394,15 +401,18 @@ impl Work {
             ..=FEW => CHUNK,
             _ => CHUNK.max(WIDE * CHUNK / 2), // the last batch may have few rows
         };
-        Work { tiles: Aligned::new(tiles * TILE), sums: Aligned::new(sums) }
+        let large = |w: &Work| w.tiles.len() >= tiles * TILE && w.sums.len() >= sums;
+        WORK.take()
+            .filter(large)
+            .unwrap_or_else(|| Work { tiles: Aligned::new(tiles * TILE), sums: Aligned::new(sums) })
     }
 
     /// Sums of some rows over all inputs, for one block of outputs.
     fn block(&mut self, linear: &Linear<'_>, rows: &Rows, groups: &[(usize, usize)], block: usize) {
-        self.sums.fill(0.0);
         let kernel = rows.kernel;
         let high = linear.in_features() / 16;
         let batch: usize = groups.iter().map(|g| g.0).sum();
+        self.sums[..ACROSS * batch * TILE].fill(0.0);
         let fused = batch == 1 && kernel.is_fused();
         // Few rows: along the rows of tiles, as they lie in memory. Many: down a few columns, whose sums and inputs stay
         // in the cache; memory is no limit then.
