@@ -8,6 +8,7 @@ use crate::{Binding, Buf, Constant, Device, Gpu};
 
 const ROWS: &str = "linear_rows";
 const ORDERED: &str = "linear_ordered";
+const PAIR: &str = "linear_pair";
 const TILES: &str = "linear_tiles";
 
 /// Outputs of a simdgroup.
@@ -25,6 +26,19 @@ struct Rows {
     groups: u32,
     scale_shift: u32,
     slices: u32,
+    round: u32,
+}
+
+#[repr(C)]
+struct Pair {
+    rows: u32,
+    cols: u32,
+    outs: u32,
+    outs_b: u32,
+    scale_shift: u32,
+    slices: u32,
+    slices_b: u32,
+    blocks: u32,
     round: u32,
 }
 
@@ -92,6 +106,48 @@ impl<D: Device> Gpu<D> {
             Form::Exl3 => self.linear_exl3(x, mat, Io::Bf16, groups),
             _ => self.linear_plain(x, mat, Io::Bf16, groups, false),
         }
+    }
+
+    /// Two layers on the same rows, with the bits that each alone would have; in one launch where their forms agree and
+    /// the order of the sums allows it.
+    pub(crate) fn linear_pair(&self, x: &Buf<D>, [a, b]: [&Mat<D>; 2], io: Io) -> [Buf<D>; 2] {
+        let (rows, cols) = (x.rows(), a.weight.cols());
+        let many = self.mode == Mode::Native && rows > MAX_ROWS;
+        let quantised = self.source() && io == Io::Fp8;
+        let Class::Plain { form, scale_shift } = a.class else {
+            return [a, b].map(|m| self.linear_any(x, m, io));
+        };
+        if rows == 0 || a.class != b.class || many || quantised {
+            return [a, b].map(|m| self.linear_any(x, m, io));
+        }
+        assert!(x.width() == cols && b.weight.cols() == cols, "activations of {}", a.weight.name());
+        let outs = [a, b].map(|m| m.weight.rows());
+        let y = outs.map(|o| self.values(&[rows, o]));
+        let sliced = outs.map(|o| slices(cols, o));
+        let blocks = [0, 1].map(|i| outs[i].div_ceil(OUTS * 8 / sliced[i]));
+        let numbers = [rows, cols, outs[0], outs[1], sliced[0], sliced[1], blocks[0]];
+        let [rows32, cols32, outs32, outs_b, slices32, slices_b, blocks32] = numbers.map(|n| n as u32);
+        let params = Pair {
+            rows: rows32,
+            cols: cols32,
+            outs: outs32,
+            outs_b,
+            scale_shift,
+            slices: slices32,
+            slices_b,
+            blocks: blocks32,
+            round: u32::from(self.rounds(io)),
+        };
+        let part = |m: &Mat<D>, i: usize| {
+            let offset = m.slab.offsets[i.min(m.slab.offsets.len() - 1)];
+            Binding::Buffer(m.slab.buffer.clone(), offset)
+        };
+        let bindings =
+            [x.binding(), part(a, 0), part(a, 1), y[0].binding(), part(b, 0), part(b, 1), y[1].binding()];
+        let tile = tile(rows);
+        let grid = [blocks[0] + blocks[1], rows.div_ceil(tile), 1];
+        self.launch(PAIR, &product_constants(form, cols, tile), &bindings, &params, grid, [256, 1, 1]);
+        y
     }
 
     /// A product without quantisation of `x`; `ordered` takes the released order of the sums, without groups.

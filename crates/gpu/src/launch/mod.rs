@@ -1,5 +1,6 @@
 //! One launcher for each operator.
 
+pub mod cost;
 mod exl3;
 mod gated;
 mod linear;

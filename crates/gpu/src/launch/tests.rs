@@ -196,6 +196,89 @@ fn experts_of_mixed_forms_match_the_reference() {
     }
 }
 
+/// Two layers in one launch have the bits that each has alone.
+#[test]
+fn a_pair_of_layers_has_the_bits_of_each() {
+    for (forms, cols) in [
+        ([Form::Fp8Block32; 2], 2080),
+        ([Form::F32; 2], 2304),
+        ([Form::Bf16; 2], 100),
+        ([Form::Fp8Block32, Form::Bf16], 64),
+    ] {
+        let a = generated_weight("a", forms[0], 520, cols, 3);
+        let c = generated_weight("b", forms[1], 72, cols, 3);
+        for (mode, rows, io) in [
+            (Mode::Exact, 1, Io::Fp8),
+            (Mode::Exact, 3, Io::Bf16),
+            (Mode::Source, 2, Io::F32),
+            (Mode::Source, 2, Io::Bf16),
+            (Mode::Source, 2, Io::Fp8),
+            (Mode::Native, 12, Io::Bf16),
+        ] {
+            let b = emu(mode);
+            let (x, mats) = (input(rows, cols), [&a, &c].map(|w| Mat::new(&b.device, w).unwrap()));
+            let pair = b.linear_pair(&b.upload_host(&x).unwrap(), [&mats[0], &mats[1]], io);
+            let alone = [linear(&b, &x, &a, io), linear(&b, &x, &c, io)];
+            assert!(pair.map(|y| b.fetch(&y).unwrap()) == alone, "{forms:?} {} {rows} {io:?}", mode.name());
+        }
+    }
+}
+
+/// The table of dispatches is what the launchers do.
+#[test]
+fn dispatches_are_those_of_the_table() {
+    let forms = [
+        ("linear_fp8", Form::Fp8Block32, Io::Fp8),
+        ("linear_bf16", Form::Bf16, Io::Bf16),
+        ("linear_f32", Form::F32, Io::F32),
+        ("linear_exl3", Form::Exl3, Io::Fp8),
+    ];
+    let w = |form, name: &str, rows, cols| generated_weight(name, form, rows, cols, 3);
+    let experts = |form| ExpertWeights {
+        gate: w(form, "gate", 64, 128),
+        up: w(form, "gate", 64, 128),
+        down: w(form, "down", 128, 64),
+    };
+    for (column, mode, rows) in [(0, Mode::Native, 1), (1, Mode::Exact, 3), (2, Mode::Source, 1)] {
+        let b = emu(mode);
+        let check = |operator: &str, work: &dyn Fn()| {
+            let entry = crate::cost::DISPATCHES.iter().find(|d| d.operator == operator).unwrap();
+            let counts = b.counted(work);
+            let want = [entry.one, entry.few, entry.source][column];
+            assert_eq!(
+                counts.values().sum::<u64>(),
+                u64::from(want),
+                "{operator} {}: {counts:?}",
+                mode.name()
+            );
+        };
+        let x = b.upload_host(&input(rows, 128)).unwrap();
+        for (operator, form, io) in forms {
+            let mat = Mat::new(&b.device, &w(form, "w", 64, 128)).unwrap();
+            check(operator, &|| drop(b.linear_any(&x, &mat, io)));
+        }
+        for (operator, form) in [("grouped_linear", Form::Fp8Block32), ("grouped_linear_exl3", Form::Exl3)] {
+            let mat = Mat::new(&b.device, &w(form, "w", 64, 64)).unwrap();
+            check(operator, &|| drop(b.grouped_any(&x, &mat, 2)));
+        }
+        let shared = [("a", 64, 128), ("b", 64, 128), ("c", 128, 64)]
+            .map(|(name, rows, cols)| Mat::new(&b.device, &w(Form::Fp8Block32, name, rows, cols)).unwrap());
+        let [w1, w3, w2] = &shared;
+        check("shared_expert", &|| drop(b.shared(&x, [w1, w3, w2], 9.0)));
+        let routing = Routing {
+            experts: b.upload_host(&Host::i32(&[rows, 1], vec![0; rows])).unwrap(),
+            weights: b.upload_host(&Host::f32(&[rows, 1], vec![1.0; rows])).unwrap(),
+        };
+        for (operator, form) in [("routed_experts", Form::Fp4Row32), ("experts_exl3", Form::Exl3)] {
+            let all = Experts::new(&b.device, &[experts(form)]).unwrap();
+            check(operator, &|| drop(b.experts(&x, &routing, &all, 9.0)));
+            if form != Form::Exl3 {
+                check("moe", &|| drop(b.experts_and_shared(&x, &routing, &all, [w1, w3, w2], 9.0)));
+            }
+        }
+    }
+}
+
 /// Routed and shared experts together have the bits that they have one after the other, in at most three dispatches where no
 /// expert is EXL3.
 #[test]
