@@ -10,6 +10,8 @@ using namespace metal;
 #define TILE_COLS 32
 #define X_STRIDE 36
 #define W_STRIDE 68
+// Columns that are summed before their sum is added to the others.
+#define SPAN 512
 
 struct TileParams {
     uint rows;
@@ -19,8 +21,8 @@ struct TileParams {
     uint scale_shift;
 };
 
-// y [rows, groups * outs] from x [rows, groups * cols]. The sum of an output goes over the columns, ascending, eight by eight: it
-// depends on its own row alone.
+// y [rows, groups * outs] from x [rows, groups * cols]. The sum of an output goes over spans of columns, ascending, within a span
+// eight by eight: it depends on its own row alone.
 kernel void linear_tiles(device const float* x [[buffer(0)]],
                          device const uchar* data [[buffer(1)]],
                          device const uchar* scale [[buffer(2)]],
@@ -50,6 +52,9 @@ kernel void linear_tiles(device const float* x [[buffer(0)]],
     for (uint i = 0; i < 2; i++) {
         for (uint j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
+    // Of the outputs number tid, tid + 128, ...: the spans so far.
+    float totals[16];
+    for (uint i = 0; i < 16; i++) totals[i] = 0.0f;
     for (uint c = 0; c < p.cols; c += TILE_COLS) {
         float v[8];
         for (uint i = 0; i < 8; i++) v[i] = 0.0f;
@@ -73,18 +78,24 @@ kernel void linear_tiles(device const float* x [[buffer(0)]],
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    for (uint i = 0; i < 2; i++) {
-        for (uint j = 0; j < 4; j++) {
-            simdgroup_store(sums[i][j], memory + (simd / 2 * 16 + i * 8) * W_STRIDE + simd % 2 * 32 + j * 8, W_STRIDE);
+        if (c + TILE_COLS < p.cols && (c + TILE_COLS) % SPAN != 0) continue;
+        for (uint i = 0; i < 2; i++) {
+            for (uint j = 0; j < 4; j++) {
+                simdgroup_store(sums[i][j], memory + (simd / 2 * 16 + i * 8) * W_STRIDE + simd % 2 * 32 + j * 8, W_STRIDE);
+                sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+            }
         }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < TILE_ROWS * TILE_OUTS; i += 128) {
-        uint r = r0 + i / TILE_OUTS;
-        uint o = o0 + i % TILE_OUTS;
-        if (r < p.rows && o < p.outs) {
-            y[(ulong(r) * p.groups + group.z) * p.outs + o] = memory[i / TILE_OUTS * W_STRIDE + i % TILE_OUTS];
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = 0; i < 16; i++) {
+            uint at = tid + i * 128;
+            totals[i] = totals[i] + memory[at / TILE_OUTS * W_STRIDE + at % TILE_OUTS];
         }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    for (uint i = 0; i < 16; i++) {
+        uint at = tid + i * 128;
+        uint r = r0 + at / TILE_OUTS;
+        uint o = o0 + at % TILE_OUTS;
+        if (r < p.rows && o < p.outs) y[(ulong(r) * p.groups + group.z) * p.outs + o] = totals[i];
     }
 }

@@ -91,6 +91,10 @@ pub trait Device: Send + Sync + 'static {
     fn description(&self) -> String;
     /// What it can hold and start.
     fn limits(&self) -> &Limits;
+    /// Whether products of 8x8 matrices are at least as fast as those of lanes, as on Apple's GPUs.
+    fn multiplies_matrices(&self) -> bool {
+        true
+    }
 
     /// `bytes` of device memory; the contents are arbitrary (the emulator fills them with 0xFF).
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer, DeviceError>;

@@ -208,6 +208,11 @@ impl Device for Cuda {
         self.description.clone()
     }
 
+    fn multiplies_matrices(&self) -> bool {
+        // Here they are made of shuffles.
+        false
+    }
+
     fn limits(&self) -> &Limits {
         &self.limits
     }

@@ -119,8 +119,8 @@ pub struct Departure {
 pub const DEPARTURES: &[Departure] = &[Departure {
     kernel: "linear_tiles",
     operators: &["linear_fp8", "linear_bf16", "linear_f32", "grouped_linear", "shared_expert"],
-    when: "more than 8 rows",
-    what: "sums go over the columns eight by eight instead of over lanes; single precision as in exact, same tolerance",
+    when: "more than 8 rows, on devices that multiply matrices (Metal, emulator)",
+    what: "sums go over spans of 512 columns, in them eight by eight, instead of over lanes; single precision as in exact, same tolerance",
 }];
 
 #[cfg(test)]

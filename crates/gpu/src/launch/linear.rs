@@ -86,6 +86,11 @@ impl<D: Device> Gpu<D> {
         self.source() && io != Io::F32
     }
 
+    /// Whether products of `rows` rows go through 8x8 matrices.
+    fn tiled(&self, rows: usize) -> bool {
+        self.mode == Mode::Native && rows > MAX_ROWS && self.device.multiplies_matrices()
+    }
+
     /// `y [T, out]` = x · Wᵀ.
     pub(crate) fn linear_any(&self, x: &Buf<D>, mat: &Mat<D>, io: Io) -> Buf<D> {
         assert_eq!(x.width(), mat.weight.cols(), "activations of {}", mat.weight.name());
@@ -112,7 +117,7 @@ impl<D: Device> Gpu<D> {
     /// the order of the sums allows it.
     pub(crate) fn linear_pair(&self, x: &Buf<D>, [a, b]: [&Mat<D>; 2], io: Io) -> [Buf<D>; 2] {
         let (rows, cols) = (x.rows(), a.weight.cols());
-        let many = self.mode == Mode::Native && rows > MAX_ROWS;
+        let many = self.tiled(rows);
         let quantised = self.source() && io == Io::Fp8;
         let Class::Plain { form, scale_shift } = a.class else {
             return [a, b].map(|m| self.linear_any(x, m, io));
@@ -171,7 +176,7 @@ impl<D: Device> Gpu<D> {
             let params = Ordered { rows: rows32, cols: cols32, outs: outs32, scale_shift, round };
             let grid = [outs.div_ceil(OUTS), rows.div_ceil(tile), 1];
             self.launch(ORDERED, &product_constants(form, cols, tile), &bindings, &params, grid, [256, 1, 1]);
-        } else if self.mode == Mode::Native && rows > MAX_ROWS {
+        } else if self.tiled(rows) {
             let params = Tiles { rows: rows32, cols: cols32, outs: outs32, groups: groups32, scale_shift };
             let grid = [outs.div_ceil(64), rows.div_ceil(32), groups];
             let constants = &product_constants(form, cols, 0)[..2];

@@ -418,11 +418,12 @@ fn nan_codes_stay_nan() {
     codes[3 * 64 + 2] = 0xff;
     let scale = Bytes::copied(&[127; 2]);
     let w = Weight::new("w", Form::Fp8Block32, 4, 64, Bytes::copied(&codes), scale).unwrap();
-    for mode in [Mode::Exact, Mode::Source] {
-        let y = linear(&emu(mode), &Host::f32(&[1, 64], vec![1.0; 64]), &w, Io::Fp8);
-        let nan: Vec<bool> = y.as_f32().iter().map(|v| v.is_nan()).collect();
-        assert_eq!(nan, [false, true, false, true]);
-        assert_eq!(y.as_f32()[0], 64.0);
+    for (mode, rows) in [(Mode::Exact, 1), (Mode::Source, 1), (Mode::Native, 9)] {
+        let y = linear(&emu(mode), &Host::f32(&[rows, 64], vec![1.0; 64 * rows]), &w, Io::Fp8);
+        for y in y.as_f32().chunks(4) {
+            assert_eq!([y[0], y[2]], [64.0; 2], "{}", mode.name());
+            assert!(y[1].is_nan() && y[3].is_nan(), "{}", mode.name());
+        }
     }
 }
 
@@ -448,4 +449,22 @@ fn a_mapped_weight_is_not_copied() {
     assert!(mat.slab.imported(), "the emulator takes pages of 16 KiB");
     assert_eq!(linear(&b, &input(2, cols), &w, Io::F32), linear(&b, &input(2, cols), &made, Io::F32));
     std::fs::remove_file(&path).unwrap();
+}
+/// The widest sums of the model, on either side of eight rows, within the registry's limit of linear layers.
+#[test]
+fn the_longest_sums_stay_within_the_limit() {
+    for (form, outs, cols) in [
+        (Form::F32, 24, 20480),
+        (Form::Bf16, 384, 5120),
+        (Form::Fp8Block32, 64, 8192),
+        (Form::Exl3, 128, 8192),
+    ] {
+        let w = generated_weight("w", form, outs, cols, 3);
+        for (mode, rows) in [(Mode::Exact, 1), (Mode::Native, 9)] {
+            let x = input(rows, cols);
+            let want = ops::linear::linear(reference(mode), Io::F32, &w, x.as_f32());
+            let error = nrms(linear(&emu(mode), &x, &w, Io::F32).as_f32(), &want);
+            assert!(error <= 1e-6, "{} {outs} x {cols}, {rows} rows: {error:e}", form.name());
+        }
+    }
 }
