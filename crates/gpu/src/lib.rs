@@ -1,21 +1,17 @@
 //! The GPU backend. Kernels are written once, in Metal Shading Language (`kernels/*.metal`), and run behind one
 //! [`Device`] trait: on Metal, on CUDA and on the emulator that checks them on a CPU.
 
-#[allow(dead_code)] // used by the launchers of the operators
+mod backend;
 mod buf;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 #[cfg(feature = "emu")]
 pub mod emu;
-#[allow(dead_code)] // used by the launchers of the operators
 mod gpu;
 pub mod kernels;
-#[allow(dead_code)] // called by the backend
 mod launch;
-#[allow(dead_code)] // used by the launchers of the operators
 mod pool;
-#[allow(dead_code)] // used by the launchers of the operators
 mod record;
 pub mod rewrite;
 pub mod selftest;

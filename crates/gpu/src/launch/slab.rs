@@ -16,6 +16,7 @@ pub(crate) struct Slab<D: Device> {
     /// Where each part begins, in bytes.
     pub offsets: Vec<u64>,
     /// Keeps imported pages mapped.
+    #[cfg_attr(not(test), expect(dead_code))] // only held
     pages: Option<Bytes>,
 }
 
@@ -28,6 +29,7 @@ impl<D: Device> Slab<D> {
         }
     }
 
+    #[cfg(test)]
     /// Whether the bytes are those of the mapping, without a copy.
     pub fn imported(&self) -> bool {
         self.pages.is_some()

@@ -1,0 +1,181 @@
+// Pooling of pairs, index scores, candidate blocks and the choice of entries.
+#include <metal_stdlib>
+using namespace metal;
+#include "numerics.h"
+#include "math.h"
+#include "select.h"
+
+// Values are rounded as the released reference rounds.
+constant bool SOURCE [[function_constant(0)]];
+
+struct PoolParams {
+    uint width;
+};
+
+// latent [G, width] from kv and score [G, 2, width]: per channel the softmax of two scores weighs two values.
+kernel void pool_pairs(device const float* kv [[buffer(0)]],
+                       device const float* score [[buffer(1)]],
+                       device float* latent [[buffer(2)]],
+                       constant PoolParams& p [[buffer(3)]],
+                       uint2 at [[thread_position_in_grid]]) {
+    if (at.x >= p.width) return;
+    ulong i = ulong(at.y) * 2 * p.width + at.x;
+    float s0 = score[i];
+    float s1 = score[i + p.width];
+    float m = max(s0, s1);
+    float e0 = exp_precise(s0 - m);
+    float e1 = exp_precise(s1 - m);
+    float sum = e0 + e1;
+    float v = precise::divide(e0, sum) * kv[i] + precise::divide(e1, sum) * kv[i + p.width];
+    latent[ulong(at.y) * p.width + at.x] = SOURCE ? round_bf16(v) : v;
+}
+
+// Keys of a threadgroup, and most values of a query and heads.
+#define KEYS 256
+#define QUERY 4096
+#define HEADS 64
+
+struct ScoreParams {
+    uint heads;
+    uint dim; // of a head, at most 128
+    uint n;
+    uint stride; // bytes of a key
+    float factor;
+};
+
+// score [T, n]; minus infinity from visible[t] on. A threadgroup of 256 takes 256 keys of a row, four lanes a key, 32
+// values a lane.
+kernel void index_scores(device const float* q [[buffer(0)]],
+                         device const float* w [[buffer(1)]],
+                         device const uchar* keys [[buffer(2)]],
+                         device const uint* visible [[buffer(3)]],
+                         device float* score [[buffer(4)]],
+                         constant ScoreParams& p [[buffer(5)]],
+                         uint2 group [[threadgroup_position_in_grid]],
+                         uint tid [[thread_index_in_threadgroup]]) {
+    threadgroup float query[QUERY];
+    threadgroup float weights[HEADS];
+    uint width = p.heads * p.dim;
+    for (uint i = tid; i < width; i += 256) query[i] = q[ulong(group.y) * width + i];
+    for (uint i = tid; i < p.heads; i += 256) {
+        float v = w[ulong(group.y) * p.heads + i];
+        weights[i] = SOURCE ? round_bf16(round_bf16(v) * p.factor) : v * p.factor;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint seen = min(visible[group.y], p.n);
+    uint part = tid % 4;
+    uint first = part * 32;
+    uint count = first < p.dim ? min(p.dim - first, 32u) : 0;
+    for (uint i = 0; i < KEYS; i += 64) {
+        uint j = group.x * KEYS + i + tid / 4;
+        device const uchar* key = keys + ulong(min(j, p.n - 1)) * p.stride;
+        float k[32];
+        float scale = e8m0_decode(key[p.dim / 2 + (count > 0 ? part : 0)]);
+        for (uint d = 0; d < 32; d += 2) {
+            uint byte = d < count ? uint(key[(first + d) / 2]) : 0;
+            k[d] = e2m1_decode(byte) * scale;
+            k[d + 1] = e2m1_decode(byte >> 4) * scale;
+        }
+        float sum = 0.0f;
+        for (uint h = 0; h < p.heads; h++) {
+            threadgroup const float* from = query + h * p.dim + first;
+            float dot = 0.0f;
+            for (uint d = 0; d < count; d++) dot = fma(from[d], k[d], dot);
+            dot = dot + simd_shuffle_xor(dot, ushort(1));
+            dot = dot + simd_shuffle_xor(dot, ushort(2));
+            float v = max(SOURCE ? round_bf16(dot) : dot, 0.0f) * weights[h];
+            sum = sum + (SOURCE ? round_bf16(v) : v);
+        }
+        if (part == 0 && j < p.n) {
+            float v = SOURCE ? round_bf16(sum) : sum;
+            score[ulong(group.y) * p.n + j] = j < seen ? v : as_type<float>(0xff800000u);
+        }
+    }
+}
+
+struct BlockParams {
+    uint n;
+    uint block;
+    uint blocks;
+};
+
+// best [T, blocks]: the highest score of every block, plus infinity for the newest of visible[t] entries.
+kernel void block_best(device const float* scores [[buffer(0)]],
+                       device const uint* visible [[buffer(1)]],
+                       device float* best [[buffer(2)]],
+                       constant BlockParams& p [[buffer(3)]],
+                       uint2 at [[thread_position_in_grid]]) {
+    if (at.x >= p.blocks) return;
+    uint seen = visible[at.y];
+    float v = as_type<float>(0xff800000u);
+    uint last = min((at.x + 1) * p.block, p.n);
+    for (uint j = at.x * p.block; j < last; j++) v = max(v, scores[ulong(at.y) * p.n + j]);
+    if (seen > 0 && (seen - 1) / p.block == at.x) v = as_type<float>(0x7f800000u);
+    best[ulong(at.y) * p.blocks + at.x] = seen == 0 ? as_type<float>(0xff800000u) : v;
+}
+
+// The same scores with minus infinity outside kept blocks.
+kernel void mask_scores(device const float* scores [[buffer(0)]],
+                        device const uchar* mask [[buffer(1)]],
+                        device float* out [[buffer(2)]],
+                        constant BlockParams& p [[buffer(3)]],
+                        uint2 at [[thread_position_in_grid]]) {
+    if (at.x >= p.n) return;
+    ulong i = ulong(at.y) * p.n + at.x;
+    out[i] = mask[ulong(at.y) * p.blocks + at.x / p.block] == 1 ? scores[i] : as_type<float>(0xff800000u);
+}
+
+struct SelectParams {
+    uint n;
+    uint k;
+    uint each; // values of a thread
+};
+
+// mask [T, n]: 1 for the k highest values. A threadgroup takes a row.
+kernel void select_mask(device const float* values [[buffer(0)]],
+                        device uchar* mask [[buffer(1)]],
+                        constant SelectParams& p [[buffer(2)]],
+                        uint row [[threadgroup_position_in_grid]],
+                        uint tid [[thread_index_in_threadgroup]],
+                        uint threads [[threads_per_threadgroup]]) {
+    threadgroup atomic_uint bins[256];
+    threadgroup uint shared[2 * SELECTORS + 2];
+    device const float* from = values + ulong(row) * p.n;
+    Selection s = select_highest(from, p.n, p.k, p.each, bins, shared, tid, threads);
+    uint equal = s.equal;
+    uint last = min((tid + 1) * p.each, p.n);
+    for (uint i = tid * p.each; i < last; i++) {
+        uint key = order_key(from[i]);
+        bool chosen = key > s.threshold || (key == s.threshold && equal < s.ties);
+        equal += key == s.threshold ? 1 : 0;
+        mask[ulong(row) * p.n + i] = chosen ? 1 : 0;
+    }
+}
+
+// index [T, k]: the places of the k highest values, ascending, then -1. A threadgroup takes a row.
+kernel void select_places(device const float* values [[buffer(0)]],
+                          device int* index [[buffer(1)]],
+                          constant SelectParams& p [[buffer(2)]],
+                          uint row [[threadgroup_position_in_grid]],
+                          uint tid [[thread_index_in_threadgroup]],
+                          uint threads [[threads_per_threadgroup]]) {
+    threadgroup atomic_uint bins[256];
+    threadgroup uint shared[2 * SELECTORS + 2];
+    device const float* from = values + ulong(row) * p.n;
+    device int* to = index + ulong(row) * p.k;
+    Selection s = select_highest(from, p.n, p.k, p.each, bins, shared, tid, threads);
+    uint equal = s.equal;
+    uint at = s.above + min(equal, s.ties);
+    uint last = min((tid + 1) * p.each, p.n);
+    for (uint i = tid * p.each; i < last; i++) {
+        uint key = order_key(from[i]);
+        bool chosen = key > s.threshold || (key == s.threshold && equal < s.ties);
+        equal += key == s.threshold ? 1 : 0;
+        if (chosen) {
+            to[at] = int(i);
+            at++;
+        }
+    }
+    uint total = shared[2 * SELECTORS] + min(shared[2 * SELECTORS + 1], s.ties);
+    for (uint i = total + tid; i < p.k; i += threads) to[i] = -1;
+}

@@ -1,0 +1,246 @@
+//! The operators, each by its launcher.
+
+use checkpoint::Weight;
+use ops::{
+    Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Window,
+    hyper::MixConstants,
+};
+
+use crate::{Binding, Buf, Constant, Device, Experts, Gpu, Mat};
+
+impl<D: Device> Gpu<D> {
+    /// Function constant 0 of most files: whether values are rounded as the released reference rounds.
+    pub(crate) fn rounding(&self) -> (u32, Constant) {
+        (0, Constant::Bool(self.source()))
+    }
+}
+
+impl<D: Device> Mat<D> {
+    /// The stored values of a plain weight.
+    pub(crate) fn data(&self) -> Binding<D::Buffer> {
+        Binding::Buffer(self.slab.buffer.clone(), self.slab.offsets[0])
+    }
+}
+
+impl<D: Device> Backend for Gpu<D> {
+    type Buf = Buf<D>;
+    type Mat = Mat<D>;
+    type Experts = Experts<D>;
+
+    fn name(&self) -> &'static str {
+        self.device.name()
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    fn upload(&self, host: &Host) -> Result<Buf<D>, DeviceError> {
+        self.upload_host(host)
+    }
+
+    fn read(&self, buf: &Buf<D>) -> Result<Host, DeviceError> {
+        self.fetch(buf)
+    }
+
+    fn shape(&self, buf: &Buf<D>) -> Vec<usize> {
+        buf.shape().to_vec()
+    }
+
+    fn cache(&self, rows: usize, width: usize) -> Result<Buf<D>, DeviceError> {
+        self.zeroed(rows, width)
+    }
+
+    fn load(&self, weight: &Weight) -> Result<Mat<D>, DeviceError> {
+        Mat::new(&self.device, weight)
+    }
+
+    fn load_experts(&self, experts: Vec<ExpertWeights>) -> Result<Experts<D>, DeviceError> {
+        Experts::new(&self.device, &experts)
+    }
+
+    fn concat_rows(&self, a: &Buf<D>, b: &Buf<D>) -> Buf<D> {
+        self.joined_rows(a, b)
+    }
+
+    fn slice_rows(&self, x: &Buf<D>, start: usize, count: usize) -> Buf<D> {
+        self.sliced(x, start, count)
+    }
+
+    fn reshape(&self, x: &Buf<D>, shape: &[usize]) -> Buf<D> {
+        x.reshaped(shape)
+    }
+
+    fn embed(&self, table: &Mat<D>, ids: &[u32]) -> Buf<D> {
+        self.embedded(table, ids)
+    }
+
+    fn replicate(&self, x: &Buf<D>, streams: usize) -> Buf<D> {
+        self.replicated(x, streams)
+    }
+
+    fn rmsnorm(&self, x: &Buf<D>, weight: &Buf<D>, eps: f32) -> Buf<D> {
+        self.rmsnorm_rows(x, weight, eps)
+    }
+
+    fn linear(&self, x: &Buf<D>, weight: &Mat<D>, io: Io) -> Buf<D> {
+        self.linear_any(x, weight, io)
+    }
+
+    fn grouped_linear(&self, x: &Buf<D>, weight: &Mat<D>, groups: usize) -> Buf<D> {
+        self.grouped_any(x, weight, groups)
+    }
+
+    fn argmax(&self, logits: &Buf<D>) -> Buf<D> {
+        self.argmax_rows(logits)
+    }
+
+    fn rope(
+        &self,
+        x: &Buf<D>,
+        head_dim: usize,
+        table: &RopeTable,
+        positions: &[u32],
+        inverse: bool,
+    ) -> Buf<D> {
+        self.rope_rows(x, head_dim, table, positions, inverse)
+    }
+
+    fn store_window(&self, kv: &Buf<D>) -> Buf<D> {
+        self.window_codes(kv)
+    }
+
+    fn ring_write(&self, ring: &mut Buf<D>, codes: &Buf<D>, positions: &[u32]) {
+        self.write_ring(ring, codes, positions);
+    }
+
+    fn publish_kv(&self, cache: &mut Buf<D>, latent: &Buf<D>, first: usize) {
+        self.publish_entries(cache, latent, first);
+    }
+
+    fn publish_key(&self, cache: &mut Buf<D>, key: &Buf<D>, first: usize) {
+        self.publish_keys(cache, key, first);
+    }
+
+    fn quantise_index_query(&self, q: &Buf<D>) -> Buf<D> {
+        self.quantised_query(q)
+    }
+
+    fn pool_pairs(&self, kv: &Buf<D>, score: &Buf<D>) -> Buf<D> {
+        self.pooled(kv, score)
+    }
+
+    fn index_scores(&self, q: &Buf<D>, w: &Buf<D>, keys: &Buf<D>, n: usize, visible: &[u32]) -> Buf<D> {
+        self.scored(q, w, keys, n, visible)
+    }
+
+    fn candidates(&self, scores: &Buf<D>, visible: &[u32], block: usize, keep: usize) -> Buf<D> {
+        self.candidate_blocks(scores, visible, block, keep)
+    }
+
+    fn mask_scores(&self, scores: &Buf<D>, mask: &Buf<D>, block: usize) -> Buf<D> {
+        self.masked(scores, mask, block)
+    }
+
+    fn topk(&self, scores: &Buf<D>, k: usize) -> Buf<D> {
+        self.highest(scores, k)
+    }
+
+    fn sparse_attention(
+        &self,
+        q: &Buf<D>,
+        window: &Window<'_, Buf<D>>,
+        compressed: Option<&Compressed<'_, Buf<D>>>,
+        sinks: &Buf<D>,
+        positions: &[u32],
+    ) -> Buf<D> {
+        self.attended(q, window, compressed, sinks, positions)
+    }
+
+    fn router(
+        &self,
+        logits: &Buf<D>,
+        bias: &Buf<D>,
+        image: Option<(&Buf<D>, &[bool])>,
+        k: usize,
+        scale: f32,
+    ) -> Routing<Buf<D>> {
+        self.routed(logits, bias, image, k, scale)
+    }
+
+    fn routed_experts(
+        &self,
+        x: &Buf<D>,
+        routing: &Routing<Buf<D>>,
+        experts: &Experts<D>,
+        limit: f32,
+    ) -> Buf<D> {
+        self.experts(x, routing, experts, limit)
+    }
+
+    fn shared_expert(&self, x: &Buf<D>, weights: [&Mat<D>; 3], limit: f32) -> Buf<D> {
+        self.shared(x, weights, limit)
+    }
+
+    fn moe_sum(&self, routed: &Buf<D>, shared: &Buf<D>) -> Buf<D> {
+        self.added(routed, shared, true)
+    }
+
+    fn hc_mix(
+        &self,
+        streams: &Buf<D>,
+        fun: &Mat<D>,
+        scale: &Buf<D>,
+        base: &Buf<D>,
+        constants: MixConstants,
+    ) -> Mix<Buf<D>> {
+        self.mixed(streams, fun, [scale, base], constants)
+    }
+
+    fn hc_collapse(&self, streams: &Buf<D>, pre: &Buf<D>) -> Buf<D> {
+        self.collapsed(streams, pre)
+    }
+
+    fn hc_expand(&self, streams: &Buf<D>, y: &Buf<D>, mix: &Mix<Buf<D>>) -> Buf<D> {
+        self.expanded(streams, y, mix)
+    }
+
+    fn engram_rows(&self, table: &Weight, rows: &[u64], columns: usize) -> Buf<D> {
+        self.gathered(table, rows, columns)
+    }
+
+    fn engram_gate(
+        &self,
+        streams: &Buf<D>,
+        kv: &Buf<D>,
+        q_weight: &Buf<D>,
+        k_weight: &Buf<D>,
+        alive: &[bool],
+    ) -> (Buf<D>, Buf<D>) {
+        self.gated(streams, kv, [q_weight, k_weight], alive)
+    }
+
+    fn stream_mean(&self, streams: &Buf<D>) -> Buf<D> {
+        self.stream_means(streams)
+    }
+
+    fn draft_attention(
+        &self,
+        q: &Buf<D>,
+        ring: &Buf<D>,
+        window: usize,
+        block: &Buf<D>,
+        sinks: &Buf<D>,
+        position: u32,
+    ) -> Buf<D> {
+        self.draft_attended(q, ring, window, block, sinks, position)
+    }
+
+    fn markov_bias(&self, base: &Buf<D>, bias: &Buf<D>) -> Buf<D> {
+        self.added(base, bias, false)
+    }
+
+    fn concat_cols(&self, parts: &[&Buf<D>]) -> Buf<D> {
+        self.joined_columns(parts)
+    }
+}

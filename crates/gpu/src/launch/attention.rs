@@ -1,0 +1,93 @@
+//! Attention of queries and of draft blocks.
+
+use numerics::quantise::{fp8_row_bytes, kv_row_bytes};
+use ops::{Compressed, Window};
+
+use crate::{Buf, Device, Gpu, record::u32_of};
+
+/// Most values of a head, as in attention.metal.
+const DIM: usize = 512;
+/// Rows up to which few heads share a threadgroup, so that more of the GPU has work.
+const FEW: usize = 4;
+
+#[repr(C)]
+struct Params {
+    heads: u32,
+    dim: u32,
+    window: u32,
+    slots: u32,
+    base: u32,
+    extra: u32,
+    top: u32,
+    key_bytes: u32,
+    entry_bytes: u32,
+    scale: f32,
+}
+
+impl<D: Device> Gpu<D> {
+    /// Every query over its window and its chosen entries.
+    pub(crate) fn attended(
+        &self,
+        q: &Buf<D>,
+        window: &Window<'_, Buf<D>>,
+        compressed: Option<&Compressed<'_, Buf<D>>>,
+        sinks: &Buf<D>,
+        positions: &[u32],
+    ) -> Buf<D> {
+        self.attend(q, window, 0, compressed, sinks, positions)
+    }
+
+    /// Every query over the window that ends at `position` and the whole block.
+    pub(crate) fn draft_attended(
+        &self,
+        q: &Buf<D>,
+        ring: &Buf<D>,
+        size: usize,
+        block: &Buf<D>,
+        sinks: &Buf<D>,
+        position: u32,
+    ) -> Buf<D> {
+        // No position of the window lies in `fresh`.
+        let window = Window { ring, fresh: block, base: u32::MAX, size };
+        self.attend(q, &window, block.rows(), None, sinks, &vec![position; q.rows()])
+    }
+
+    fn attend(
+        &self,
+        q: &Buf<D>,
+        window: &Window<'_, Buf<D>>,
+        extra: usize,
+        compressed: Option<&Compressed<'_, Buf<D>>>,
+        sinks: &Buf<D>,
+        positions: &[u32],
+    ) -> Buf<D> {
+        let (rows, heads) = (q.rows(), sinks.len());
+        let dim = q.width() / heads;
+        assert!(dim <= DIM && dim.is_multiple_of(16), "heads of {dim} values");
+        assert_eq!(window.ring.width(), fp8_row_bytes(dim), "bytes of a window row");
+        assert_eq!(positions.len(), rows, "positions of the queries");
+        let out = self.values(q.shape());
+        let top = compressed.map_or(0, |c| c.topk.width());
+        let params = Params {
+            heads: u32_of(heads),
+            dim: u32_of(dim),
+            window: u32_of(window.size),
+            slots: u32_of(window.ring.rows()),
+            base: window.base,
+            extra: u32_of(extra),
+            top: u32_of(top),
+            key_bytes: u32_of(fp8_row_bytes(dim)),
+            entry_bytes: u32_of(kv_row_bytes(dim)),
+            scale: (dim as f64).powf(-0.5) as f32,
+        };
+        // Without entries nothing reads these two.
+        let [cache, chosen] = compressed.map_or([window.ring, window.ring], |c| [c.cache, c.topk]);
+        let positions = self.words(positions);
+        let bindings =
+            [q, window.ring, window.fresh, cache, chosen, sinks, &positions, &out].map(Buf::binding);
+        let simdgroups = if rows <= FEW { 4 } else { 8 };
+        let grid = [heads.div_ceil(simdgroups), rows, 1];
+        self.launch("attention", &[self.rounding()], &bindings, &params, grid, [32 * simdgroups, 1, 1]);
+        out
+    }
+}
