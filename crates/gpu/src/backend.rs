@@ -2,8 +2,8 @@
 
 use checkpoint::Weight;
 use ops::{
-    Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Window,
-    hyper::MixConstants,
+    Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Taps, Window,
+    blocks::MoeWeights, hyper::MixConstants,
 };
 
 use crate::{Binding, Buf, Constant, Device, Experts, Gpu, Mat};
@@ -217,7 +217,7 @@ impl<D: Device> Backend for Gpu<D> {
         k_weight: &Buf<D>,
         alive: &[bool],
     ) -> (Buf<D>, Buf<D>) {
-        self.gated(streams, kv, [q_weight, k_weight], alive)
+        self.engram_gated(streams, kv, [q_weight, k_weight], alive)
     }
 
     fn stream_mean(&self, streams: &Buf<D>) -> Buf<D> {
@@ -242,5 +242,21 @@ impl<D: Device> Backend for Gpu<D> {
 
     fn concat_cols(&self, parts: &[&Buf<D>]) -> Buf<D> {
         self.joined_columns(parts)
+    }
+
+    fn moe(
+        &self,
+        x: &Buf<D>,
+        weights: &MoeWeights<Self>,
+        image: &[bool],
+        taps: &mut Taps<'_, Buf<D>>,
+    ) -> Buf<D> {
+        let logits = self.linear(x, &weights.gate, Io::F32);
+        let image = image.contains(&true).then_some((&weights.bias_vl, image));
+        let routing = self.router(&logits, &weights.bias, image, weights.top, weights.scale);
+        taps.put("router.experts", &routing.experts);
+        taps.put("router.weights", &routing.weights);
+        let [w1, w3, w2] = &weights.shared;
+        self.experts_and_shared(x, &routing, &weights.experts, [w1, w3, w2], weights.limit)
     }
 }

@@ -51,7 +51,7 @@ impl<D: Device> Gpu<D> {
     }
 
     /// The new streams and the gates.
-    pub(crate) fn gated(
+    pub(crate) fn engram_gated(
         &self,
         streams: &Buf<D>,
         kv: &Buf<D>,
