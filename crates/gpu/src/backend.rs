@@ -3,7 +3,8 @@
 use checkpoint::Weight;
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Taps, Window,
-    blocks::MoeWeights, hyper::MixConstants,
+    blocks::{AttentionInput, AttentionWeights, MoeWeights},
+    hyper::MixConstants,
 };
 
 use crate::{Binding, Buf, Constant, Device, Experts, Gpu, Mat};
@@ -242,6 +243,22 @@ impl<D: Device> Backend for Gpu<D> {
 
     fn concat_cols(&self, parts: &[&Buf<D>]) -> Buf<D> {
         self.joined_columns(parts)
+    }
+
+    fn attention_input(
+        &self,
+        x: &Buf<D>,
+        weights: &AttentionWeights<Self>,
+        table: &RopeTable,
+        positions: &[u32],
+    ) -> AttentionInput<Buf<D>> {
+        let [latent, kv] = self.linear_pair(x, [&weights.wq_a, &weights.wkv], Io::Fp8);
+        let latent = self.rmsnorm(&latent, &weights.q_norm, weights.eps);
+        let q = self.linear(&latent, &weights.wq_b, Io::Fp8);
+        let q = self.rope(&q, weights.head_dim, table, positions, false);
+        let kv = self.rmsnorm(&kv, &weights.kv_norm, weights.eps);
+        let codes = self.store_window(&self.rope(&kv, weights.head_dim, table, positions, false));
+        AttentionInput { latent, q, codes }
     }
 
     fn moe(

@@ -1,8 +1,8 @@
 //! One launcher for each operator: shapes, memory, and the dispatches of its kernels.
 
-pub mod cost;
 mod attention;
 mod cache;
+pub mod cost;
 mod engram;
 mod exl3;
 mod gated;
