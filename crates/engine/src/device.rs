@@ -2,7 +2,29 @@
 
 use std::str::FromStr;
 
+use cpu::Cpu;
+use ops::{Backend, DeviceError, Mode};
+
 use crate::Error;
+
+/// What receipts say about a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct About {
+    /// The devices that a receipt made here stands for.
+    pub family: String,
+    /// Which of them it is.
+    pub detail: String,
+    /// Its driver and compiler.
+    pub driver: String,
+}
+
+/// Work that any backend can do.
+pub trait Visit {
+    /// What comes of it.
+    type Output;
+    /// Does it.
+    fn visit<B: Backend + 'static>(self, backend: B, about: About) -> Self::Output;
+}
 
 /// A device by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,18 +50,91 @@ impl Device {
         }
     }
 
-    /// Refuses a device that this build has no backend for.
+    /// Refuses a device that this build or this machine does not have.
     ///
     /// # Errors
     /// The refusal, naming what runs instead when asked for.
     pub fn require(self) -> Result<(), Error> {
+        struct Nothing;
+        impl Visit for Nothing {
+            type Output = ();
+            fn visit<B: Backend + 'static>(self, _: B, _: About) {}
+        }
         match self {
             Device::Cpu => Ok(()),
+            other => other.visit(Mode::Exact, Some(1), Nothing),
+        }
+    }
+
+    /// What receipts say about it.
+    ///
+    /// # Errors
+    /// That of [`Device::require`].
+    pub fn about(self) -> Result<About, Error> {
+        struct Tell;
+        impl Visit for Tell {
+            type Output = About;
+            fn visit<B: Backend + 'static>(self, _: B, about: About) -> About {
+                about
+            }
+        }
+        self.visit(Mode::Exact, Some(1), Tell)
+    }
+
+    /// Opens the device's backend and hands it to `work`. `threads` are those of the CPU and of the emulator.
+    ///
+    /// # Errors
+    /// A device that this build or this machine does not have.
+    pub fn visit<V: Visit>(
+        self,
+        mode: Mode,
+        threads: Option<usize>,
+        work: V,
+    ) -> Result<V::Output, Error> {
+        let arch = std::env::consts::ARCH;
+        match self {
+            Device::Cpu => {
+                let backend = Cpu::new(mode, threads, None)?;
+                let detail = format!("{} kernels", backend.engine().isa().name());
+                let about = About { family: format!("cpu-{arch}"), detail, driver: String::new() };
+                Ok(work.visit(backend, about))
+            }
+            #[cfg(feature = "emu")]
+            Device::Emu => {
+                let open = gpu::emu::Emu::open().map_err(refusal)?;
+                let device = match threads {
+                    Some(n) => open.with_threads(n),
+                    None => open,
+                };
+                let detail = "Metal kernels as C++ on the processor".into();
+                let about = About { family: format!("emu-{arch}"), detail, driver: String::new() };
+                gpu::selftest::run(&device).map_err(refusal)?;
+                Ok(work.visit(gpu::Gpu::new(mode, device), about))
+            }
+            #[cfg(feature = "cuda")]
+            Device::Cuda => {
+                let device = gpu::cuda::Cuda::open().map_err(refusal)?;
+                let about = About {
+                    family: format!("cuda-{}", device.arch()),
+                    detail: device.chip().into(),
+                    driver: device.driver().into(),
+                };
+                gpu::selftest::run(&device).map_err(refusal)?;
+                Ok(work.visit(gpu::Gpu::new(mode, device), about))
+            }
             other => Err(Error::Refused(format!(
                 "--device {} is refused: this build has no {0} backend; use --device cpu",
                 other.name()
             ))),
         }
+    }
+}
+
+#[cfg_attr(not(any(feature = "emu", feature = "cuda")), allow(dead_code))]
+fn refusal(e: DeviceError) -> Error {
+    match e.refused {
+        true => Error::Refused(format!("--device {} is refused: {}; use --device cpu", e.backend, e.reason)),
+        false => Error::Model(e.into()),
     }
 }
 

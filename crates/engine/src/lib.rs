@@ -21,7 +21,7 @@ mod session;
 
 pub use answer::{Answer, Prompt, Timing, Usage, answer};
 pub use cache::{CacheOptions, CacheStats, Miss, PAGE, PrefixCache};
-pub use device::Device;
+pub use device::{About, Device, Visit};
 pub use drafts::{DraftStats, Drafter, Drafts, Speculation};
 pub use error::Error;
 pub use generate::Generator;

@@ -6,12 +6,11 @@ use std::{
 };
 
 use checkpoint::Checkpoint;
-use cpu::Cpu;
 use model::Model;
-use ops::Mode;
+use ops::{Backend, Mode};
 use text::{EngramMap, Tokenizer};
 
-use crate::{Device, Lm, Result};
+use crate::{About, Device, Lm, Result, Visit};
 
 /// How to load.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +46,25 @@ impl Loaded {
     /// # Errors
     /// A refused device, a bad tokenizer, an Engram map that does not fit the model, a bad tensor.
     pub fn new(ckpt: &Checkpoint, options: LoadOptions) -> Result<Self> {
-        options.device.require()?;
         let start = Instant::now();
         let tokenizer = Arc::new(Tokenizer::from_bytes(&ckpt.file("tokenizer.json")?, "tokenizer.json")?);
         let map = EngramMap::checked(&tokenizer, ckpt.config().engram.compressed_vocab_size)?;
-        let backend = Cpu::new(options.mode, options.threads, None)?;
-        let lm: Arc<dyn Lm> = Arc::new(Model::load(backend, ckpt, map.classes)?);
+        let prepare = Prepare { ckpt, map: map.classes };
+        let lm = options.device.visit(options.mode, options.threads, prepare)??;
         Ok(Self { lm, tokenizer, load_time: start.elapsed() })
+    }
+}
+
+/// Loads a checkpoint on whichever backend it is.
+struct Prepare<'a> {
+    ckpt: &'a Checkpoint,
+    map: Vec<u32>,
+}
+
+impl Visit for Prepare<'_> {
+    type Output = Result<Arc<dyn Lm>>;
+
+    fn visit<B: Backend + 'static>(self, backend: B, _: About) -> Self::Output {
+        Ok(Arc::new(Model::load(backend, self.ckpt, self.map)?))
     }
 }

@@ -6,11 +6,10 @@ use engine::Loaded;
 use qualify::{
     capabilities::{Capabilities, Status, Wanted},
     identity,
-    receipt::DeviceId,
 };
 use serde::Serialize;
 
-use crate::{args::Model, commands::qualify::family, failure::Failure};
+use crate::{args::Model, commands::qualify::device_id, failure::Failure};
 
 /// The flag that overrules a refusal.
 #[derive(Args, Clone)]
@@ -48,12 +47,7 @@ impl Admission {
     }
 
     fn standing(&self, model: &Model, checkpoint: &Checkpoint) -> Result<Standing, Failure> {
-        let device = DeviceId {
-            name: model.device.name().into(),
-            family: family(model.device),
-            detail: String::new(),
-            driver: String::new(),
-        };
+        let device = device_id(model.device, model.device.about()?);
         let name = model.model.as_ref().map_or_else(|| "demo".into(), |m| m.display().to_string());
         let tables = model.engram_from.as_ref().map(|d| format!(" --engram-from {}", d.display()));
         let with_tables = name.clone() + &tables.unwrap_or_default();

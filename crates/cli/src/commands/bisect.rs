@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use engine::{About, Visit};
 use ops::{Backend, Reference};
 use qualify::{
     bisect::{Report, bisect},
@@ -41,8 +42,21 @@ pub struct BisectArgs {
 
 pub fn run(args: &BisectArgs) -> Result<(), Failure> {
     let subject = subject(args.model.as_deref(), None)?;
-    let report = report(args, &subject, args.on.cpu()?)?;
+    let report = args.on.visit(Bisection { args, subject: &subject })??;
     if args.json { render::document(&report) } else { render::line(report.text().trim_end()) }
+}
+
+struct Bisection<'a> {
+    args: &'a BisectArgs,
+    subject: &'a Subject,
+}
+
+impl Visit for Bisection<'_> {
+    type Output = Result<Report, Failure>;
+
+    fn visit<B: Backend + 'static>(self, backend: B, _: About) -> Self::Output {
+        report(self.args, self.subject, backend)
+    }
 }
 
 fn report<B: Backend>(args: &BisectArgs, subject: &Subject, device: B) -> Result<Report, Failure> {

@@ -2,10 +2,9 @@
 
 use clap::Args;
 use engine::Device;
-use ops::Mode;
 use qualify::capabilities::{Capabilities, Status};
 
-use crate::{commands::qualify::On, failure::Failure, render};
+use crate::{commands::qualify::device_id, failure::Failure, render};
 
 /// Say what this build is qualified for on this machine, and why not for the rest.
 #[derive(Args)]
@@ -16,8 +15,9 @@ pub struct CapabilitiesArgs {
 }
 
 pub fn run(args: &CapabilitiesArgs) -> Result<(), Failure> {
-    let on = On { device: Device::Cpu, numerics: Mode::Source, threads: None };
-    let present = [on.id(&on.cpu()?)];
+    let devices = [Device::Cpu, Device::Metal, Device::Cuda, Device::Emu];
+    let present: Vec<_> =
+        devices.into_iter().filter_map(|d| Some(device_id(d, d.about().ok()?))).collect();
     let all = Capabilities::load();
     let table = all.table(&present);
     for warning in &all.warnings {

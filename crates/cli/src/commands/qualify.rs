@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use cpu::Cpu;
-use engine::Device;
-use ops::{Mode, Reference};
+use engine::{About, Device, Visit};
+use ops::{Backend, Mode, Reference};
 use qualify::{
     Verdict,
     capabilities::local_folder,
@@ -43,26 +43,34 @@ pub struct On {
 }
 
 impl On {
-    /// The CPU backend; other devices are refused where this build has none.
+    /// Hands the device's backend to `work`.
+    ///
+    /// # Errors
+    /// A device that this build or this machine does not have.
+    pub fn visit<V: Visit>(&self, work: V) -> Result<V::Output, Failure> {
+        Ok(self.device.visit(self.numerics, self.threads, work)?)
+    }
+
+    /// The CPU backend; other devices are refused.
     pub fn cpu(&self) -> Result<Cpu, Failure> {
-        self.device.require()?;
-        cpu(self.numerics, self.threads)
+        match self.device {
+            Device::Cpu => cpu(self.numerics, self.threads),
+            other => Err(Failure::Engine(engine::Error::Refused(format!(
+                "this command runs on the CPU only, not on {}: use --device cpu",
+                other.name()
+            )))),
+        }
     }
 
     /// How receipts describe the device.
-    pub fn id(&self, backend: &Cpu) -> DeviceId {
-        DeviceId {
-            name: self.device.name().into(),
-            family: family(self.device),
-            detail: format!("{} kernels", backend.engine().isa().name()),
-            driver: String::new(),
-        }
+    pub fn id(&self, about: About) -> DeviceId {
+        device_id(self.device, about)
     }
 }
 
-/// The devices that a receipt made here stands for.
-pub fn family(device: Device) -> String {
-    format!("{}-{}", device.name(), std::env::consts::ARCH)
+/// How receipts describe a device.
+pub fn device_id(device: Device, about: About) -> DeviceId {
+    DeviceId { name: device.name().into(), family: about.family, detail: about.detail, driver: about.driver }
 }
 
 /// A CPU backend.
@@ -148,18 +156,30 @@ pub fn run(args: &Qualify) -> Result<(), Failure> {
 }
 
 fn operators(args: &OpsArgs) -> Result<(), Failure> {
-    let backend = args.on.cpu()?;
-    let (device, numerics) = (args.on.id(&backend), args.on.numerics.name());
-    let command = format!("hallmark qualify ops --device {} --numerics {numerics}", device.name);
-    let name = format!("ops-{}-{numerics}.json", device.family);
-    let receipt = qualify_ops(&backend, device, command, |p| {
-        eprintln!(
-            "{:>3}/{} {:<22} {:<9} reference {:>7.2?}, total {:>7.2?}, NRMS {:.1e}",
-            p.number.0, p.number.1, p.operator, p.geometry, p.reference, p.total, p.worst
-        );
-    })
-    .map_err(Failure::Qualify)?;
-    finish(&receipt, &args.out, &name)
+    args.on.visit(Operators { args })?
+}
+
+struct Operators<'a> {
+    args: &'a OpsArgs,
+}
+
+impl Visit for Operators<'_> {
+    type Output = Result<(), Failure>;
+
+    fn visit<B: Backend + 'static>(self, backend: B, about: About) -> Self::Output {
+        let args = self.args;
+        let (device, numerics) = (args.on.id(about), args.on.numerics.name());
+        let command = format!("hallmark qualify ops --device {} --numerics {numerics}", device.name);
+        let name = format!("ops-{}-{numerics}.json", device.family);
+        let receipt = qualify_ops(&backend, device, command, |p| {
+            eprintln!(
+                "{:>3}/{} {:<22} {:<9} reference {:>7.2?}, total {:>7.2?}, NRMS {:.1e}",
+                p.number.0, p.number.1, p.operator, p.geometry, p.reference, p.total, p.worst
+            );
+        })
+        .map_err(Failure::Qualify)?;
+        finish(&receipt, &args.out, &name)
+    }
 }
 
 /// The model that the command line names, with the folder of its Engram tables where it lacks them.
@@ -184,13 +204,13 @@ fn model(args: &ModelArgs) -> Result<(), Failure> {
             "--against cpu would compare the CPU with itself; use --against scalar".into(),
         )),
         Against::Scalar if !traced || no_trace(args, &subject)? => {
-            run_model(args, &subject, &|| Ok(Reference::new(mode)), false)
+            args.on.visit(RunModel { args, subject: &subject, make: &|| Ok(Reference::new(mode)), traced: false })?
         }
         _ => {
             let threads = args.on.threads;
             let make =
                 || cpu(mode, threads).map_err(|e| qualify::Error::Usage(format!("the CPU reference: {e}")));
-            run_model(args, &subject, &make, traced)
+            args.on.visit(RunModel { args, subject: &subject, make: &make, traced })?
         }
     }
 }
@@ -200,13 +220,28 @@ fn no_trace(args: &ModelArgs, subject: &Subject) -> Result<bool, Failure> {
     Ok(args.reference.is_none() && known.is_none())
 }
 
-fn run_model<R: HostBackend>(
-    args: &ModelArgs,
-    subject: &Subject,
-    make: &dyn Fn() -> qualify::Result<R>,
+/// The gates of a model against a reference that `make` makes.
+struct RunModel<'a, R> {
+    args: &'a ModelArgs,
+    subject: &'a Subject,
+    make: &'a dyn Fn() -> qualify::Result<R>,
     traced: bool,
+}
+
+impl<R: HostBackend> Visit for RunModel<'_, R> {
+    type Output = Result<(), Failure>;
+
+    fn visit<B: Backend + 'static>(self, backend: B, about: About) -> Self::Output {
+        run_model(&self, backend, about)
+    }
+}
+
+fn run_model<R: HostBackend, B: Backend + 'static>(
+    what: &RunModel<'_, R>,
+    backend: B,
+    about: About,
 ) -> Result<(), Failure> {
-    let backend = args.on.cpu()?;
+    let &RunModel { args, subject, make, traced } = what;
     let reference = match &args.reference {
         Some(file) => {
             let name = file.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
@@ -215,7 +250,7 @@ fn run_model<R: HostBackend>(
         None if traced => subject.reference(args.on.numerics).map_err(Failure::Qualify)?,
         None => None,
     };
-    let (device, numerics) = (args.on.id(&backend), args.on.numerics.name());
+    let (device, numerics) = (args.on.id(about), args.on.numerics.name());
     let name = format!("{}-{}-{numerics}.json", subject.name, device.family);
     let mut command =
         format!("hallmark qualify model {} --device {} --numerics {numerics}", subject.name, device.name);

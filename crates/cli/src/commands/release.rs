@@ -82,7 +82,7 @@ pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
         ));
     }
     let kernels = args.on.cpu()?;
-    let device = args.on.id(&kernels);
+    let device = args.on.id(args.on.device.about()?);
     let (whole, word) = args.whole.word();
     let (a, b) = (args.layers.start, args.layers.end);
     let mut command = format!("hallmark qualify release --device {}", device.name);

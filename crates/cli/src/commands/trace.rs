@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use engine::{About, Visit};
 use model::{Input, Model};
 use ops::Backend;
 use qualify::{
@@ -48,8 +49,25 @@ pub struct TraceArgs {
 
 pub fn run(args: &TraceArgs) -> Result<(), Failure> {
     let subject = subject(args.model.as_deref(), None)?;
-    let model = load(&subject.checkpoint, args.on.cpu()?).map_err(Failure::Qualify)?;
-    let passes = passes(args, &subject, &model)?;
+    args.on.visit(Tracing { args, subject: &subject })?
+}
+
+struct Tracing<'a> {
+    args: &'a TraceArgs,
+    subject: &'a Subject,
+}
+
+impl Visit for Tracing<'_> {
+    type Output = Result<(), Failure>;
+
+    fn visit<B: Backend + 'static>(self, backend: B, _: About) -> Self::Output {
+        record(self.args, self.subject, backend)
+    }
+}
+
+fn record<B: Backend>(args: &TraceArgs, subject: &Subject, backend: B) -> Result<(), Failure> {
+    let model = load(&subject.checkpoint, backend).map_err(Failure::Qualify)?;
+    let passes = passes(args, subject, &model)?;
     let perturbation = match args.nudge.as_deref() {
         None => String::new(),
         Some([p, e]) => format!("one ulp of embedding element {e} at position {p}"),
@@ -67,7 +85,7 @@ pub fn run(args: &TraceArgs) -> Result<(), Failure> {
     let mut recorder = Recorder::new(model.config(), Some(&subject.checkpoint)).map_err(Failure::Qualify)?;
     let mut draft = Draft::new(header);
     for (pass, ids) in &passes {
-        let row = nudged(args, &subject, ids, model.backend().mode())?;
+        let row = nudged(args, subject, ids, model.backend().mode())?;
         let input = Input { ids, embeddings: &row, ..Input::default() };
         record_prefill(&model, &mut recorder, input, pass, &mut draft).map_err(Failure::Qualify)?;
         eprintln!("{pass}: {} tokens", ids.len());

@@ -25,7 +25,8 @@ type Variant = (&'static str, Vec<(u32, Constant)>);
 pub struct Cuda {
     shared: Arc<Shared>,
     limits: Limits,
-    description: String,
+    chip: String,
+    driver: String,
     arch: String,
     /// What the cubin cache depends on besides the text.
     version: String,
@@ -144,17 +145,29 @@ impl Cuda {
         Ok(Self {
             shared: Arc::new(Shared { context, stream, device }),
             limits: Limits { buffer: memory, working_set: memory, ..Limits::METAL },
-            description: format!(
-                "{name}, compute capability {major}.{minor}, driver for CUDA {}.{}, {version}",
-                driver / 1000,
-                driver % 1000 / 10
-            ),
+            chip: name,
+            driver: format!("driver for CUDA {}.{}, {version}", driver / 1000, driver % 1000 / 10),
             arch: format!("sm_{major}{minor}"),
             version,
             pipelines: Mutex::default(),
             modules: Mutex::default(),
             clock: Mutex::default(),
         })
+    }
+
+    /// The instruction set that kernels are compiled for: `sm_90`.
+    pub fn arch(&self) -> &str {
+        &self.arch
+    }
+
+    /// The chip's name.
+    pub fn chip(&self) -> &str {
+        &self.chip
+    }
+
+    /// Driver and compiler.
+    pub fn driver(&self) -> &str {
+        &self.driver
     }
 
     /// Free and whole memory of the device, in bytes.
@@ -205,7 +218,7 @@ impl Device for Cuda {
     }
 
     fn description(&self) -> String {
-        self.description.clone()
+        format!("{}, {}, {}", self.chip, self.arch, self.driver)
     }
 
     fn multiplies_matrices(&self) -> bool {
