@@ -426,9 +426,25 @@ pub struct BenchModel {
     /// Prefill: full or replay
     #[arg(long, default_value = "full", value_name = "full|replay")]
     pub prefill: Prefill,
+    /// A model of the released size with generated weights, none of which is read from a file
+    #[arg(long, value_enum, conflicts_with_all = ["model", "drafts"])]
+    pub synthetic: Option<SyntheticSize>,
+    /// Bits of its routed experts, which are EXL3
+    #[arg(long, default_value_t = 2.0, value_name = "K", requires = "synthetic")]
+    pub bits: f64,
+    /// About how many rows each of the 24 columns of its two Engram tables has; 16000000 as released (203 GB in memory)
+    #[arg(long, default_value_t = 100_000, value_name = "N", requires = "synthetic")]
+    pub engram_rows: u64,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+/// Sizes of generated models.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SyntheticSize {
+    /// DeepSeek-V4.1-Flash without draft stages and vision.
+    Flash,
 }
 
 #[derive(Args)]

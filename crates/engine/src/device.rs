@@ -85,12 +85,7 @@ impl Device {
     ///
     /// # Errors
     /// A device that this build or this machine does not have.
-    pub fn visit<V: Visit>(
-        self,
-        mode: Mode,
-        threads: Option<usize>,
-        work: V,
-    ) -> Result<V::Output, Error> {
+    pub fn visit<V: Visit>(self, mode: Mode, threads: Option<usize>, work: V) -> Result<V::Output, Error> {
         let arch = std::env::consts::ARCH;
         match self {
             Device::Cpu => {

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use checkpoint::{Bytes, Config, Dtype, Exl3, Expected, Form, Weight, engram_rows};
+use checkpoint::{Bytes, Config, Dtype, Exl3, Expected, Form, Group, Weight, engram_rows};
 use exl3::{BLOCK, Codebook, Rate};
 use model::Weights;
 use numerics::generator::{fnv1a64, smgen::Tensor};
@@ -68,6 +68,32 @@ impl Synthetic {
             trellis: bytes(pool, |i| random.stream().word(i).to_le_bytes()),
             e4m3: bytes(pool, |i| codes.e4m3_word(i)),
         }
+    }
+
+    /// Stored bytes of the weights that one token reads, and of all weights, both without the Engram tables; of the
+    /// embedding a token reads one row.
+    pub fn bytes(&self, config: &Config) -> [u64; 2] {
+        let (top, experts) = (config.num_experts_per_tok as u64, config.n_routed_experts as u64);
+        let (mut read, mut all) = (0, 0);
+        for t in self.tensors.values().filter(|t| t.group != Group::EngramTable) {
+            let routed = t.group == Group::RoutedExperts;
+            let bytes = match (routed, t.linear) {
+                (true, Some([rows, cols])) => {
+                    let padded = |n: usize| n.next_multiple_of(BLOCK) as u64;
+                    let trellis = padded(rows) * padded(cols) / 256 * self.rate.tile_bytes() as u64;
+                    trellis + 2 * (padded(rows) + padded(cols))
+                }
+                (true, None) => 0, // the scales of the fp4 form
+                _ => t.bytes(),
+            };
+            all += bytes;
+            read += match t.name.as_str() {
+                "embed.weight" => bytes / config.vocab_size as u64,
+                _ if routed => bytes * top / experts,
+                _ => bytes,
+            };
+        }
+        [read, all]
     }
 
     fn exl3(&self, name: &str, rows: usize, cols: usize, e0: u8) -> Weight {
@@ -158,6 +184,15 @@ mod tests {
         assert!(config(0).is_err());
         let map = token_map(&c);
         assert_eq!((map.len(), map.iter().max()), (129_280, Some(&99_091)));
+    }
+
+    #[test]
+    fn bytes_at_two_bits_are_those_of_the_plan() {
+        let c = config(1000).unwrap();
+        let [read, all] = Synthetic::with_pool(&c, Rate::from_bits(2.0).unwrap(), 1 << 20).bytes(&c);
+        // 146.43 GB with dense weights as released, without Engram tables, draft stages and vision.
+        assert_eq!((all as f64 / 1e7).round() / 1e2, 146.43);
+        assert!((8.0e9..16.0e9).contains(&(read as f64)), "{read}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use engine::{DraftStats, Drafts, Generator, Loaded, Session, SessionOptions, sam
 use serde::Serialize;
 use text::{Request, SamplingParams, Think};
 
+use super::synthetic;
 use crate::{
     args::{Bench, BenchModel, BenchOps, Forms, IsaName},
     failure::Failure,
@@ -26,14 +27,18 @@ pub fn run(args: &Bench) -> Result<(), Failure> {
 
 /// Median and spread of several runs.
 #[derive(Serialize)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
+pub struct Spread {
+    /// The middle value.
+    pub median: f64,
+    /// The least.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Self {
+    /// Of at least one value.
+    pub fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         Self { median: values[values.len() / 2], min: values[0], max: values[values.len() - 1] }
     }
@@ -61,6 +66,9 @@ struct Speed {
 }
 
 fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
+    if args.synthetic.is_some() {
+        return synthetic::run(args, what);
+    }
     let loaded = args.model.load()?;
     if what == "decode" && args.drafts != Drafts::Off {
         return drafted(args, &loaded);
@@ -121,20 +129,20 @@ fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
     ))
 }
 
-fn seconds(f: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+pub fn seconds(f: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
     let start = Instant::now();
     f()?;
     Ok(start.elapsed().as_secs_f64())
 }
 
-fn feed(session: &mut dyn Session, ids: &[u32]) -> Result<(), Failure> {
+pub fn feed(session: &mut dyn Session, ids: &[u32]) -> Result<(), Failure> {
     // A feed that never asks to stop is never stopped.
     let _ = session.feed(ids, &mut |_| ControlFlow::Continue(()))?;
     Ok(())
 }
 
 /// Greedy steps; the end token does not end a measurement.
-fn decode(session: &mut dyn Session, steps: usize) -> Result<(), Failure> {
+pub fn decode(session: &mut dyn Session, steps: usize) -> Result<(), Failure> {
     for _ in 0..steps {
         let next = ops::linear::argmax(session.logits()) as u32;
         feed(session, &[next])?;

@@ -16,8 +16,7 @@ pub struct CapabilitiesArgs {
 
 pub fn run(args: &CapabilitiesArgs) -> Result<(), Failure> {
     let devices = [Device::Cpu, Device::Metal, Device::Cuda, Device::Emu];
-    let present: Vec<_> =
-        devices.into_iter().filter_map(|d| Some(device_id(d, d.about().ok()?))).collect();
+    let present: Vec<_> = devices.into_iter().filter_map(|d| Some(device_id(d, d.about().ok()?))).collect();
     let all = Capabilities::load();
     let table = all.table(&present);
     for warning in &all.warnings {

@@ -15,6 +15,7 @@ mod quantize;
 pub mod receipt;
 mod release;
 mod run;
+mod synthetic;
 pub mod trace;
 
 use crate::{

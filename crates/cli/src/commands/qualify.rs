@@ -203,9 +203,12 @@ fn model(args: &ModelArgs) -> Result<(), Failure> {
         Against::Cpu if args.on.device == Device::Cpu => Err(Failure::Usage(
             "--against cpu would compare the CPU with itself; use --against scalar".into(),
         )),
-        Against::Scalar if !traced || no_trace(args, &subject)? => {
-            args.on.visit(RunModel { args, subject: &subject, make: &|| Ok(Reference::new(mode)), traced: false })?
-        }
+        Against::Scalar if !traced || no_trace(args, &subject)? => args.on.visit(RunModel {
+            args,
+            subject: &subject,
+            make: &|| Ok(Reference::new(mode)),
+            traced: false,
+        })?,
         _ => {
             let threads = args.on.threads;
             let make =
