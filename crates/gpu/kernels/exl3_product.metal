@@ -28,7 +28,7 @@ kernel void exl3_product(device const float* xh [[buffer(0)]],
     uint s0 = whole ? 0 : group.y;
     uint s1 = whole ? p.splits : group.y + 1;
     float z[4];
-    trellis_block(trellis, p.inputs / 16, unit[7], unit[1], s0, s1, p.splits, xh, rows, scratch, tid, z);
+    trellis_block(trellis, p.inputs / 16, unit[7], unit[1], s0, s1, p.splits, xh, rows, scratch, tid, p.flip, z);
     for (uint i = 0; i < (ROWS + 1) / 2; i++) {
         uint r = 2 * i + tid / 128;
         if (r < ROWS && r0 + r < p.rows) {
@@ -63,7 +63,7 @@ kernel void exl3_expert_product(device const float* xh [[buffer(0)]],
     uint s1 = whole ? p.splits : plane + 1;
     float z[4];
     trellis_block((device const uint*)(slab + entry[0]), p.inputs / 16, p.outputs / 16, group.x, s0, s1, p.splits, xh,
-                  rows, scratch, tid, z);
+                  rows, scratch, tid, p.flip, z);
     for (uint i = 0; i < (ROWS + 1) / 2; i++) {
         uint r = 2 * i + tid / 128;
         if (r < ROWS && r < run.count) {
@@ -92,6 +92,6 @@ kernel void exl3_decode(device const uchar* slab [[buffer(0)]],
         uint row = 2 * ((i / 8) % 4) + (i & 1) + 8 * ((i >> 1) & 1);
         uint column = 2 * q + i / 32 + 8 * ((i >> 2) & 1);
         values[(ulong(group.y) * 16 + row) * p.units * 128 + group.x * 128 + lane / 4 * 16 + column] =
-            codebook_value(state_at(w, i));
+            codebook_value(state_at(w, i), p.flip);
     }
 }

@@ -14,4 +14,5 @@ struct Exl3Params {
     uint planes; // partial sums of an output: the splits, or 1 where one threadgroup takes them all
     uint klass;
     uint round;  // results are rounded to bf16
+    uint flip;   // of trellis.h
 };

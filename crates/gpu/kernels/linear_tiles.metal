@@ -64,7 +64,9 @@ kernel void linear_tiles(device const float* x [[buffer(0)]],
         if (FORM >= 2) s = s * decode_e8m0(srow[c / 32]);
         for (uint h = 0; h < 16; h += 8) {
             for (uint i = 0; i < 8; i++) v[i] = 0.0f;
-            if (c + wc + h < p.cols) decode8(FORM, wrow, c + wc + h, p.cols, v);
+            uint nan = 0;
+            if (c + wc + h < p.cols) nan = decode8(FORM, wrow, c + wc + h, p.cols, v);
+            v[0] = with_nan(v[0], nan);
             for (uint i = 0; i < 8; i++) ws[(wc + h + i) * W_STRIDE + wr] = v[i] * s;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);

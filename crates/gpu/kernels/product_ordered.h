@@ -28,14 +28,15 @@ inline float product_ordered(Outputs w,
             for (uint o = 0; o < OUTS; o++) {
                 float v[32];
                 for (uint i = 0; i < 32; i++) v[i] = 0.0f;
+                uint nan = 0;
                 for (uint i = 0; i < 32; i += 8) {
-                    if (g * 32 + i < cols) decode8(FORM, w.data[o], g * 32 + i, cols, v + i);
+                    if (g * 32 + i < cols) nan |= decode8(FORM, w.data[o], g * 32 + i, cols, v + i);
                 }
                 float s = decode_e8m0(w.scale[o][g]);
                 for (uint r = 0; r < ROWS; r++) {
                     float sum = 0.0f;
                     for (uint i = 0; i < 32; i++) sum = fma(v[i], a[r][i], sum);
-                    parts[(o * ROWS + r) * (ORDERED + 1) + tid] = sum * form_factor(FORM) * s;
+                    parts[(o * ROWS + r) * (ORDERED + 1) + tid] = with_nan(sum * form_factor(FORM) * s, nan);
                 }
             }
         }

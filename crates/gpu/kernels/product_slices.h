@@ -42,11 +42,13 @@ inline float product_slice(uint form,
                            uint lane) {
     float acc[OUTS * 8];
     for (uint i = 0; i < OUTS * ROWS; i++) acc[i] = 0.0f;
+    uint nan[OUTS];
+    for (uint o = 0; o < OUTS; o++) nan[o] = 0;
     for (uint c = slice * STEP + lane * 8; c < cols; c += slices * STEP) {
         float v[OUTS][8];
         float s[OUTS];
         for (uint o = 0; o < OUTS; o++) {
-            decode8(form, w.data[o], c, cols, v[o]);
+            nan[o] |= decode8(form, w.data[o], c, cols, v[o]);
             if (form >= 2) s[o] = decode_e8m0(w.scale[o][c / 32]);
         }
         for (uint r = 0; r < ROWS; r++) {
@@ -62,6 +64,9 @@ inline float product_slice(uint form,
                 acc[at] = form >= 2 ? fma(sum[o] * form_factor(form), s[o], acc[at]) : acc[at] + sum[o];
             }
         }
+    }
+    if (form == 2) {
+        for (uint i = 0; i < OUTS * ROWS; i++) acc[i] = with_nan(acc[i], nan[i / ROWS]);
     }
     return fold(acc, OUTS * ROWS, lane);
 }

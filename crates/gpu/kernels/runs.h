@@ -24,6 +24,7 @@ struct ExpertParams {
     uint slices;
     uint round;
     uint shared; // whether the shared expert is added
+    uint flip;   // of trellis.h
     float limit;
 };
 

@@ -7,16 +7,31 @@ constant uint CODEBOOK [[function_constant(1)]];
 // Rows that share the decoding: 1, 2, 4 or 8.
 constant uint ROWS [[function_constant(2)]];
 
-// Value of a 16-bit state, an fp16 number.
-inline float codebook_value(uint state) {
+// The sum of the four bytes of `v` and `seed`: one instruction where a device has it.
+#ifndef MSL_BYTE_SUM
+inline uint byte_sum(uint v, uint seed) {
+    uint pairs = (v & 0x00ff00ffu) + ((v >> 8) & 0x00ff00ffu);
+    return (pairs & 0xffffu) + (pairs >> 16) + seed;
+}
+#endif
+
+// The low word of `high` and `low` shifted right together, by 1 to 31: one instruction where a device has it.
+#ifndef MSL_FUNNEL
+inline uint funnel(uint high, uint low, uint n) {
+    return (high << (32 - n)) | (low >> n);
+}
+#endif
+
+// Value of a 16-bit state, an fp16 number. `flip` is 0x3B603B60, what 3INST and MCG flip after the mask: passed at run time, so that
+// mask and flip can be one instruction of three inputs.
+inline float codebook_value(uint state, uint flip) {
     if (CODEBOOK == 2) {
-        uint x = state * 0x83DCD12Du;
-        uint pairs = (x & 0x00ff00ffu) + ((x >> 8) & 0x00ff00ffu);
-        float sum = float((pairs & 0xffffu) + (pairs >> 16));
-        return float(half(fma(sum, 887.0f / 131072.0f, -3.453125f))); // exact but for the rounding to half
+        // The sum sits in the mantissa of 2^23; slope * 2^23 is taken off again in the constant. Exact but for the rounding.
+        float sum = as_type<float>(byte_sum(state * 0x83DCD12Du, 0x4B000000u));
+        return float(half(fma(sum, 887.0f / 131072.0f, -56771.453125f)));
     }
     uint x = CODEBOOK == 1 ? state * 0xCBAC1FEDu : state * 89226354u + 64248484u;
-    half2 h = as_type<half2>((x & 0x8FFF8FFFu) ^ 0x3B603B60u);
+    half2 h = as_type<half2>((x & 0x8FFF8FFFu) ^ flip);
     return float(h.x + h.y);
 }
 
@@ -46,7 +61,7 @@ inline uint state_at(thread const uint* w, uint i) {
     uint word = w[begin / 32];
     // The window lies in one word or runs into the next.
     if (shift <= 16) return (word >> (16 - shift)) & 0xffffu;
-    return ((word << (shift - 16)) | (w[begin / 32 + 1] >> (48 - shift))) & 0xffffu;
+    return funnel(word, w[begin / 32 + 1], 48 - shift) & 0xffffu;
 }
 
 // Adds the products of tile row `kt` of the 128 outputs of `block`: lane l has quarter l % 4 of tile l / 4, that is 16 inputs and
@@ -58,6 +73,7 @@ inline void trellis_tile(device const uint* trellis,
                          device const float* x,
                          thread const ulong* rows,
                          uint lane,
+                         uint flip,
                          thread float* acc) {
     device const uint* tile = trellis + (ulong(kt) * tiles + block * 8 + lane / 4) * (4 * HALF_BITS);
     uint w[17];
@@ -65,8 +81,8 @@ inline void trellis_tile(device const uint* trellis,
     for (uint m = 0; m < 4; m++) {
         float v[16];
         for (uint j = 0; j < 8; j++) {
-            v[j] = codebook_value(state_at(w, 8 * m + j));
-            v[j + 8] = codebook_value(state_at(w, 8 * m + 32 + j));
+            v[j] = codebook_value(state_at(w, 8 * m + j), flip);
+            v[j + 8] = codebook_value(state_at(w, 8 * m + 32 + j), flip);
         }
         for (uint r = 0; r < ROWS; r++) {
             device const float* p = x + rows[r] + kt * 16 + 2 * m;
@@ -98,6 +114,7 @@ inline void trellis_block(device const uint* trellis,
                           thread const ulong* rows,
                           threadgroup float* sums,
                           uint tid,
+                          uint flip,
                           thread float* z) {
     uint lane = tid % 32;
     uint simd = tid / 32;
@@ -107,7 +124,7 @@ inline void trellis_block(device const uint* trellis,
         for (uint i = 0; i < 4 * ROWS; i++) acc[i] = 0.0f;
         uint last = (s + 1) * tile_rows / splits;
         for (uint kt = s * tile_rows / splits + simd; kt < last; kt += 8) {
-            trellis_tile(trellis, tiles, block, kt, x, rows, lane, acc);
+            trellis_tile(trellis, tiles, block, kt, x, rows, lane, flip, acc);
         }
         for (uint r = 0; r < ROWS; r += 2) {
             for (uint i = 0; i < 2; i++) {

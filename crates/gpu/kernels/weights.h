@@ -11,8 +11,8 @@ inline float decode_e8m0(uint byte) {
     return as_type<float>(bits);
 }
 
-// Four E4M3 codes, first in the low byte, as values times 2^-8: a half has the same layout with one exponent bit more. Only
-// the two NaN codes need a look, together.
+// Four E4M3 codes, first in the low byte, as values times 2^-8: a half has the same layout with one exponent bit more. The two
+// NaN codes become numbers; `nan_codes` finds them.
 inline void decode_e4m3_word(uint word, thread float* v) {
     uint low = word << 8;
     half2 even = as_type<half2>((low & 0x80008000u) | ((low & 0x7f007f00u) >> 1));
@@ -21,11 +21,16 @@ inline void decode_e4m3_word(uint word, thread float* v) {
     v[1] = float(odd.x);
     v[2] = float(even.y);
     v[3] = float(odd.y);
-    if ((((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) != 0) {
-        for (uint i = 0; i < 4; i++) {
-            if (((word >> (8 * i)) & 0x7fu) == 0x7fu) v[i] = as_type<float>(0x7fc00000u);
-        }
-    }
+}
+
+// The highest bit of a byte is set where it holds a NaN code; the other bits mean nothing.
+inline uint nan_codes(uint word) {
+    return (word & 0x7f7f7f7fu) + 0x01010101u;
+}
+
+// A sum with a NaN among its weights is NaN, whichever of them it is.
+inline float with_nan(float sum, uint codes) {
+    return (codes & 0x80808080u) != 0 ? as_type<float>(0x7fc00000u) : sum;
 }
 
 // Eight E2M1 codes, first in the low nibble, as values times 2^-14: a half's layout with three exponent bits more.
@@ -62,10 +67,15 @@ inline float decode1(uint form, device const uchar* row, uint column) {
     return v[0];
 }
 
-// Columns `column` to `column + 7` without scale and factor; zeros from `cols` on.
-inline void decode8(uint form, device const uchar* row, uint column, uint cols, thread float* v) {
+// Columns `column` to `column + 7` without scale and factor; zeros from `cols` on. Returns `nan_codes` of them.
+inline uint decode8(uint form, device const uchar* row, uint column, uint cols, thread float* v) {
     if (!WHOLE) {
-        for (uint i = 0; i < 8; i++) v[i] = column + i < cols ? decode1(form, row, column + i) : 0.0f;
+        uint nan = 0;
+        for (uint i = 0; i < 8; i++) {
+            v[i] = column + i < cols ? decode1(form, row, column + i) : 0.0f;
+            if (form == 2 && column + i < cols) nan |= nan_codes(row[column + i]);
+        }
+        return nan;
     } else if (form == 0) {
         device const float4* w = (device const float4*)(row + ulong(column) * 4);
         float4 a = w[0];
@@ -82,9 +92,11 @@ inline void decode8(uint form, device const uchar* row, uint column, uint cols, 
         uint2 w = *(device const uint2*)(row + column);
         decode_e4m3_word(w.x, v);
         decode_e4m3_word(w.y, v + 4);
+        return nan_codes(w.x) | nan_codes(w.y);
     } else {
         decode_e2m1_word(*(device const uint*)(row + column / 2), v);
     }
+    return 0;
 }
 
 // Eight activations; zeros from `cols` on.

@@ -84,17 +84,16 @@ template <class T, int N> inline vec<T, N> operator~(const vec<T, N>& a) {
 }
 }  // namespace msl
 
-// IEEE half: every operation rounds once (a float holds the exact sum and product of two halves closely enough that the
-// second rounding changes nothing).
+// IEEE half: every operation rounds once.
 struct half {
     ushort bits;
     half() = default;
     template <class T> explicit half(T v) { float f = (float)v; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f)); }
     operator float() const { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits)); return f; }
 };
-inline half operator+(half a, half b) { return half((float)a + (float)b); }
-inline half operator-(half a, half b) { return half((float)a - (float)b); }
-inline half operator*(half a, half b) { return half((float)a * (float)b); }
+inline half operator+(half a, half b) { half r; asm("add.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(a.bits), "h"(b.bits)); return r; }
+inline half operator-(half a, half b) { half r; asm("sub.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(a.bits), "h"(b.bits)); return r; }
+inline half operator*(half a, half b) { half r; asm("mul.rn.f16 %0, %1, %2;" : "=h"(r.bits) : "h"(a.bits), "h"(b.bits)); return r; }
 inline half operator-(half a) { half r; r.bits = a.bits ^ 0x8000; return r; }
 
 #define MSL_NAMES(T) \
@@ -234,6 +233,10 @@ template <class T, int N> inline T dot(const vec<T, N>& a, const vec<T, N>& b) {
     for (int k = 1; k < N; k++) s = s + a[k] * b[k];
     return s;
 }
+#define MSL_BYTE_SUM
+#define MSL_FUNNEL
+inline uint funnel(uint high, uint low, uint n) { return __funnelshift_r(low, high, n); }
+inline uint byte_sum(uint v, uint seed) { uint r; asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(v), "r"(0x01010101u), "r"(seed)); return r; }
 inline uint popcount(uint v) { return __popc(v); }
 inline uint clz(uint v) { return __clz(v); }
 inline uint ctz(uint v) { return v ? __ffs(v) - 1 : 32; }

@@ -17,6 +17,9 @@ const PRODUCT: &str = "exl3_product";
 const FINISH: &str = "exl3_finish";
 const DECODE: &str = "exl3_decode";
 
+/// What two of the codebooks flip in a product [EXL3 specification, section 4].
+pub(crate) const FLIP: u32 = 0x3B60_3B60;
+
 /// Runs of 128 that a threadgroup of the element-wise kernels takes, a simdgroup each.
 pub(crate) const RUNS: usize = 4;
 
@@ -33,6 +36,7 @@ struct Params {
     planes: u32,
     class: u32,
     round: u32,
+    flip: u32,
 }
 
 /// Function constants of the kernels that include `trellis.h`.
@@ -67,6 +71,7 @@ impl<D: Device> Gpu<D> {
             planes: planes32,
             class: 0,
             round: u32::from(self.rounds(io)),
+            flip: FLIP,
         };
         let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
         let (slab, table) = (raw(&mat.slab.buffer), raw(&trellises.table));
@@ -121,6 +126,7 @@ impl<D: Device> Gpu<D> {
                 planes: 1,
                 class: class.code(),
                 round: 0,
+                flip: FLIP,
             };
             let bindings = [raw(&mat.slab.buffer), raw(&trellises.table), raw(&plan.units), values.binding()];
             let grid = [plan.unit_count, trellises.inputs / 16, 1];

@@ -4,7 +4,7 @@ use exl3::BLOCK;
 use ops::{Io, Routing};
 
 use super::{
-    exl3::{RUNS, trellis_constants},
+    exl3::{FLIP, RUNS, trellis_constants},
     linear::{MAX_ROWS, ORDERED_ROWS, OUTS, product_constants, slices},
     mat::{Class, Experts, Mat, splits},
 };
@@ -40,6 +40,7 @@ struct Params {
     slices: u32,
     round: u32,
     shared: u32,
+    flip: u32,
     limit: f32,
 }
 
@@ -116,6 +117,7 @@ impl<D: Device> Gpu<D> {
                 slices: slices(cols as usize, outs as usize) as u32,
                 round: u32::from(self.source()),
                 shared: u32::from(shared.is_some()),
+                flip: FLIP,
                 limit,
             };
             Step { experts, params, classes }
@@ -191,6 +193,7 @@ impl<D: Device> Gpu<D> {
             slices: 1,
             round: 0,
             shared: 1,
+            flip: FLIP,
             limit: 0.0,
         };
         let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
