@@ -41,8 +41,8 @@ kernel void exl3_expert_rotate(device const float* x [[buffer(0)]],
                                uint3 group [[threadgroup_position_in_grid]],
                                uint lane [[thread_index_in_simdgroup]],
                                uint simd [[simdgroup_index_in_threadgroup]]) {
-    uint block = group.x * 4 + simd;
-    uint slot = group.z;
+    uint block = group.z * 4 + simd;
+    uint slot = group.x;
     uint expert = uint(ids[slot]);
     if (block * 128 >= p.inputs || expert >= p.experts) return;
     device const ulong* entry = table + (ulong(expert) * 3 + group.y) * ENTRY;

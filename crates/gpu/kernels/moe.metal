@@ -120,8 +120,8 @@ kernel void moe_hidden(device const float* values [[buffer(0)]],
                        uint3 group [[threadgroup_position_in_grid]],
                        uint lane [[thread_index_in_simdgroup]],
                        uint simd [[simdgroup_index_in_threadgroup]]) {
-    uint block = group.x * 4 + simd;
-    uint slot = group.y;
+    uint block = group.y * 4 + simd;
+    uint slot = group.x;
     uint expert = uint(ids[slot]);
     if (block * 128 >= p.outputs || expert >= p.experts) return;
     device const ulong* entry = table + ulong(expert) * 3 * ENTRY;

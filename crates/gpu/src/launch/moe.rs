@@ -139,7 +139,8 @@ impl<D: Device> Gpu<D> {
                 let xh = self.values(&[slots * 2, padded(hidden)]);
                 let bindings =
                     [x.binding(), slab.clone(), table.clone(), routing.experts.binding(), xh.binding()];
-                let grid = [padded(hidden).div_ceil(RUNS * BLOCK), 2, slots];
+                // Slots go along x, the one dimension that CUDA lets exceed 65,535.
+                let grid = [slots, 2, padded(hidden).div_ceil(RUNS * BLOCK)];
                 self.launch(EXL3_ROTATE, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
                 xh
             }
@@ -159,7 +160,7 @@ impl<D: Device> Gpu<D> {
             down_plain.binding(),
             down_exl3.binding(),
         ];
-        let grid = [padded(inter).div_ceil(RUNS * BLOCK), slots, 1];
+        let grid = [slots, padded(inter).div_ceil(RUNS * BLOCK), 1];
         self.launch(HIDDEN, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
 
         let (values, sums) = self.expert_products(&two, &down_plain, &down_exl3, list, run_count);
