@@ -66,6 +66,18 @@ impl Device {
         }
     }
 
+    /// Times the kernels that `work` starts, the longest first: name, launches, seconds. Empty where the device can't.
+    pub fn profile<T>(self, work: impl FnOnce() -> T) -> (T, Vec<(&'static str, u64, f64)>) {
+        #[cfg(feature = "cuda")]
+        if self == Device::Cuda {
+            gpu::cuda::profile::begin();
+            let out = work();
+            let times = gpu::cuda::profile::end();
+            return (out, times.into_iter().map(|t| (t.kernel, t.launches, t.seconds)).collect());
+        }
+        (work(), Vec::new())
+    }
+
     /// What receipts say about it.
     ///
     /// # Errors

@@ -38,6 +38,16 @@ struct Measured {
     weight_gb_s: f64,
     /// Bytes of all weights but the Engram tables.
     weight_bytes: u64,
+    /// Kernels of one more run in which every launch was timed: milliseconds a token. Their sum is more than an untimed
+    /// step takes.
+    kernels: Vec<KernelTime>,
+}
+
+#[derive(Serialize)]
+struct KernelTime {
+    kernel: &'static str,
+    launches_per_token: f64,
+    ms_per_token: f64,
 }
 
 pub fn run(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
@@ -61,7 +71,7 @@ pub fn run(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
     let timed = if what == "prefill" { args.tokens } else { args.decode };
     let mut rates = Vec::new();
     // One prompt serves all decode runs: each goes on behind the one before.
-    let options = SessionOptions::new(args.tokens + args.decode * (args.runs + 1) + 1);
+    let options = SessionOptions::new(args.tokens + args.decode * (args.runs + 2) + 1);
     let open = || lm.clone().open(SessionOptions { prefill: args.prefill, ..options.clone() });
     let mut session = open()?;
     if what == "decode" {
@@ -82,6 +92,21 @@ pub fn run(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
             rates.push(timed as f64 / time);
         }
     }
+    let (outcome, times) = args.model.device.profile(|| {
+        if what == "prefill" {
+            session = open()?;
+            feed(&mut *session, &ids)
+        } else {
+            decode(&mut *session, args.decode)
+        }
+    });
+    outcome?;
+    let each = |(kernel, launches, seconds): (&'static str, u64, f64)| KernelTime {
+        kernel,
+        launches_per_token: launches as f64 / timed as f64,
+        ms_per_token: 1e3 * seconds / timed as f64,
+    };
+    let kernels: Vec<KernelTime> = times.into_iter().map(each).collect();
     let tokens_per_second = Spread::of(rates);
     let [per_token, all] = weights.bytes(&config);
     let m = Measured {
@@ -101,6 +126,7 @@ pub fn run(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
         weight_bytes_per_token: per_token,
         weight_gb_s: per_token as f64 * tokens_per_second.median / 1e9,
         weight_bytes: all,
+        kernels,
         tokens_per_second,
     };
     if args.json {
@@ -127,7 +153,14 @@ pub fn run(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
         m.tokens_per_second.max,
         m.ms_per_token,
         m.engram_rows[0],
-    ))
+    ))?;
+    for k in m.kernels.iter().filter(|k| k.ms_per_token > 0.0005 * m.ms_per_token) {
+        render::line(&format!(
+            "  {:<20} {:>9.4} ms a token, {:>8.2} launches",
+            k.kernel, k.ms_per_token, k.launches_per_token
+        ))?;
+    }
+    Ok(())
 }
 
 struct Assemble<'a> {

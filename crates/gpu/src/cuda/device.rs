@@ -8,7 +8,7 @@ use checkpoint::Bytes;
 use cudarc::driver::{result, sys};
 use ops::DeviceError;
 
-use super::{compile, failed, no_nvrtc, refused};
+use super::{compile, failed, no_nvrtc, profile, refused};
 use crate::{Binding, Constant, Device, Dispatch, Kernel, Limits, kernels};
 
 fn check<T>(what: &str, r: Result<T, result::DriverError>) -> Result<T, DeviceError> {
@@ -292,8 +292,17 @@ impl Device for Cuda {
         // SAFETY: events and stream are alive.
         check("CUDA event", unsafe { result::event::record(start.0, stream) })?;
         let mut uploaded = 0;
+        let mut marks = Vec::new();
+        let timed = profile::enabled();
         for d in &list {
+            if timed {
+                marks.push(mark(stream)?);
+            }
             launch(d, stream, arena.as_ref(), &mut uploaded)?;
+        }
+        if timed {
+            marks.push(mark(stream)?);
+            account(&list, &marks, stream)?;
         }
         // SAFETY: as above.
         check("CUDA event", unsafe { result::event::record(end.0, stream) })
@@ -309,6 +318,26 @@ impl Device for Cuda {
         let ms = check("CUDA event", unsafe { result::event::elapsed(start.0, end.0) })?;
         Ok(Some(f64::from(ms) / 1e3))
     }
+}
+
+/// An event at this place of the stream.
+fn mark(stream: sys::CUstream) -> Result<Event, DeviceError> {
+    let event = check("CUDA event", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
+    // SAFETY: event and stream are alive.
+    check("CUDA event", unsafe { result::event::record(event, stream) })?;
+    Ok(Event(event))
+}
+
+/// Adds the time between each two marks to the kernel that ran there.
+fn account(list: &[Dispatch<Cuda>], marks: &[Event], stream: sys::CUstream) -> Result<(), DeviceError> {
+    // SAFETY: the stream is alive.
+    check("work on the GPU", unsafe { result::stream::synchronize(stream) })?;
+    for (d, pair) in list.iter().zip(marks.windows(2)) {
+        // SAFETY: both were recorded on the stream that was waited for.
+        let ms = check("CUDA event", unsafe { result::event::elapsed(pair[0].0, pair[1].0) })?;
+        profile::add(d.pipeline.kernel.name, f64::from(ms) / 1e3);
+    }
+    Ok(())
 }
 
 /// Bytes between the starts of inline arrays in their common upload.

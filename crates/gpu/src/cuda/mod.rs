@@ -2,6 +2,7 @@
 
 mod compile;
 mod device;
+pub mod profile;
 
 pub use compile::{Compiled, cached, compile, registers, version};
 pub use device::{Buffer, Cuda, Pipeline};
