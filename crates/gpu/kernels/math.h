@@ -44,7 +44,7 @@ inline float log1p_precise(float u) {
     bool upper = m > 0x3504f3u;
     k += upper ? 1 : 0;
     float f = as_type<float>(m | (upper ? 0x3f000000u : 0x3f800000u)) - 1.0f;
-    float c = lost * as_type<float>(uint(127 - k) << 23);
+    float c = k < 64 ? lost * as_type<float>(uint(127 - k) << 23) : 0.0f;
     if (k == 0) {
         f = u;
         c = 0.0f;
