@@ -20,14 +20,15 @@ kernel void linear_ordered(device const float* x [[buffer(0)]],
                            device float* y [[buffer(3)]],
                            constant OrderedParams& p [[buffer(4)]],
                            uint3 group [[threadgroup_position_in_grid]],
-                           uint tid [[thread_index_in_threadgroup]]) {
+                           uint tid [[thread_index_in_threadgroup]],
+                           uint3 size [[threads_per_threadgroup]]) {
     threadgroup float parts[16 * (ORDERED + 1)];
     uint o0 = group.x * OUTS;
     uint r0 = group.y * ROWS;
     ulong rows[8];
     for (uint r = 0; r < ROWS; r++) rows[r] = ulong(min(r0 + r, p.rows - 1)) * p.cols;
     Outputs w = take_rows(FORM, data, scale, p.cols, p.scale_shift, o0, p.outs);
-    float v = product_ordered(w, x, rows, p.cols, parts, tid);
+    float v = product_ordered(w, x, rows, p.cols, parts, tid, size.x);
     uint o = o0 + tid / ROWS;
     uint r = r0 + tid % ROWS;
     if (tid < OUTS * ROWS && o < p.outs && r < p.rows) y[ulong(r) * p.outs + o] = p.round != 0 ? round_bf16(v) : v;
@@ -41,7 +42,8 @@ kernel void experts_ordered(device const float* x [[buffer(0)]],
                             device float* y [[buffer(4)]],
                             constant ExpertParams& p [[buffer(5)]],
                             uint3 group [[threadgroup_position_in_grid]],
-                            uint tid [[thread_index_in_threadgroup]]) {
+                            uint tid [[thread_index_in_threadgroup]],
+                            uint3 size [[threads_per_threadgroup]]) {
     threadgroup float parts[16 * (ORDERED + 1)];
     Run run = run_of(runs, group.z, ROWS > 1);
     uint part = p.first + group.y;
@@ -55,7 +57,7 @@ kernel void experts_ordered(device const float* x [[buffer(0)]],
             uint slot = run.slots[min(r0 + r, run.count - 1)];
             rows[r] = ulong(p.first == 0 ? slot / p.top : slot) * p.cols;
         }
-        float v = product_ordered(w, x, rows, p.cols, parts, tid);
+        float v = product_ordered(w, x, rows, p.cols, parts, tid, size.x);
         uint o = o0 + tid / ROWS;
         uint r = r0 + tid % ROWS;
         if (tid < OUTS * ROWS && o < p.outs && r < run.count) {

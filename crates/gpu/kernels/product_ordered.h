@@ -1,10 +1,10 @@
 // Products that add up in the order of the released fp8 and fp4 kernels.
 #include "product.h"
 
-// Threads of a threadgroup of the released order.
+// Most threads of a threadgroup of the released order.
 #define ORDERED 256
 
-// As the released fp8 and fp4 kernels add: 32 columns first, one fused multiply-add each, then these sums, ascending. All 256
+// As the released fp8 and fp4 kernels add: 32 columns first, one fused multiply-add each, then these sums, ascending. All
 // threads of a threadgroup take part: a thread sums groups of 32 columns, thread i < OUTS * ROWS (16 at most) adds them
 // up and returns the sum of output `i / ROWS` and row `i % ROWS`.
 inline float product_ordered(Outputs w,
@@ -12,10 +12,11 @@ inline float product_ordered(Outputs w,
                              thread const ulong* rows,
                              uint cols,
                              threadgroup float* parts,
-                             uint tid) {
+                             uint tid,
+                             uint threads) {
     uint groups = (cols + 31) / 32;
     float total = 0.0f;
-    for (uint base = 0; base < groups; base += ORDERED) {
+    for (uint base = 0; base < groups; base += threads) {
         uint g = base + tid;
         if (g < groups) {
             float a[4][32];
@@ -42,7 +43,7 @@ inline float product_ordered(Outputs w,
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (tid < OUTS * ROWS) {
-            uint n = min(groups - base, uint(ORDERED));
+            uint n = min(groups - base, threads);
             for (uint i = 0; i < n; i++) total = total + parts[tid * (ORDERED + 1) + i];
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);

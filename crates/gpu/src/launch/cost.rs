@@ -9,7 +9,7 @@ pub struct Cost {
     pub kernel: &'static str,
     /// What it is counted for: a form, a codebook.
     pub of: &'static str,
-    /// Threads of a threadgroup.
+    /// Threads of a threadgroup, at most.
     pub threads: u32,
     /// Threadgroup memory, in bytes.
     pub threadgroup: u32,

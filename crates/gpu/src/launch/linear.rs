@@ -74,6 +74,11 @@ pub(crate) fn slices(cols: usize, outs: usize) -> usize {
     }
 }
 
+/// Threads of a threadgroup in the released order: one for each group of 32 columns.
+pub(crate) fn ordered_threads(cols: usize) -> [usize; 3] {
+    [cols.div_ceil(32).next_multiple_of(32).min(256), 1, 1]
+}
+
 /// Function constants of the kernels that include `product.h`.
 pub(crate) fn product_constants(form: u32, cols: usize, rows: usize) -> [(u32, Constant); 3] {
     let whole = cols.is_multiple_of(8);
@@ -175,7 +180,8 @@ impl<D: Device> Gpu<D> {
             let tile = if rows == 1 { 1 } else { ORDERED_ROWS };
             let params = Ordered { rows: rows32, cols: cols32, outs: outs32, scale_shift, round };
             let grid = [outs.div_ceil(OUTS), rows.div_ceil(tile), 1];
-            self.launch(ORDERED, &product_constants(form, cols, tile), &bindings, &params, grid, [256, 1, 1]);
+            let threads = ordered_threads(cols);
+            self.launch(ORDERED, &product_constants(form, cols, tile), &bindings, &params, grid, threads);
         } else if self.tiled(rows) {
             let params = Tiles { rows: rows32, cols: cols32, outs: outs32, groups: groups32, scale_shift };
             let grid = [outs.div_ceil(64), rows.div_ceil(32), groups];

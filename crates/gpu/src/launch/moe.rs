@@ -5,7 +5,7 @@ use ops::{Io, Routing};
 
 use super::{
     exl3::{FLIP, RUNS, trellis_constants},
-    linear::{MAX_ROWS, ORDERED_ROWS, OUTS, product_constants, slices},
+    linear::{MAX_ROWS, ORDERED_ROWS, OUTS, ordered_threads, product_constants, slices},
     mat::{Class, Experts, Mat, splits},
 };
 use crate::{Binding, Buf, Constant, Device, Gpu};
@@ -261,7 +261,7 @@ impl<D: Device> Gpu<D> {
             if self.source() && class.has_order() {
                 let constants = product_constants(form, cols, rows.min(ORDERED_ROWS));
                 let grid = [outs.div_ceil(OUTS), parts, runs];
-                self.launch(ORDERED, &constants, &bindings, &params, grid, [256, 1, 1]);
+                self.launch(ORDERED, &constants, &bindings, &params, grid, ordered_threads(cols));
             } else {
                 let constants = product_constants(form, cols, rows);
                 let grid = [outs.div_ceil(OUTS * 8 / p.slices as usize), parts, runs];
