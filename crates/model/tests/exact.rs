@@ -175,6 +175,13 @@ fn departures_of_the_cpu_are_bins() {
 
 on_backends!(greedy_decode_equals_the_goldens);
 
+mod emu {
+    #[test]
+    fn greedy_decode_equals_the_goldens() {
+        super::greedy_decode_equals_the_goldens(crate::common::emu);
+    }
+}
+
 fn greedy_decode_equals_the_goldens<B: Backend>(make: impl Fn(Mode) -> B) {
     for name in MODELS {
         let model = load(name, make(Mode::Exact));

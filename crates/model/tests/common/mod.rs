@@ -203,6 +203,11 @@ pub fn cpu(mode: Mode) -> Cpu {
     Cpu::new(mode, None, None).unwrap()
 }
 
+/// The GPU backend on the emulator.
+pub fn emu(mode: Mode) -> gpu::Gpu<gpu::emu::Emu> {
+    gpu::Gpu::new(mode, gpu::emu::Emu::open().unwrap())
+}
+
 /// Runs each generic check on every backend.
 macro_rules! on_backends {
     ($($check:ident),+ $(,)?) => {
