@@ -107,6 +107,17 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// As [`Checkpoint::open_with`], but looks at no value yet: [`Checkpoint::scan_quick`] does that, best after the pages
+    /// are in memory.
+    pub fn open_unscanned(dir: &Path, engram_from: Option<&Path>) -> Result<Self> {
+        Self::load(Source::folder(dir)?, engram_from.map(Source::folder).transpose()?)
+    }
+
+    /// Looks at all values that are quick to scan, as [`Checkpoint::open`] does.
+    pub fn scan_quick(&self) -> Result<()> {
+        self.scan(false)
+    }
+
     /// As [`Checkpoint::open`], but reads no weight: configuration and headers only.
     pub fn open_headers(dir: &Path) -> Result<Self> {
         Self::load(Source::folder(dir)?, None)

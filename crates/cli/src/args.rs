@@ -2,18 +2,20 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, engram::EngramMode};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::{
-    CacheOptions, Device, Drafts, LoadOptions, Loaded, Prefill, PrefixCache, Session, SessionOptions,
+    CacheOptions, Device, Drafts, LoadOptions, Loaded, Prefill, PrefixCache, Residency, Session,
+    SessionOptions,
 };
 use ops::Mode;
 use text::Think;
 
 use crate::{
     commands::{
-        admission::Admission, bisect::BisectArgs, capabilities::CapabilitiesArgs, judge::JudgeArgs,
-        pull::Pull, qualify::Qualify, receipt::ReceiptCommand, trace::TraceArgs,
+        admission::Admission, bench_engram::BenchEngram, bench_load::BenchLoad, bisect::BisectArgs,
+        capabilities::CapabilitiesArgs, engram::EngramCommand, judge::JudgeArgs, load, pull::Pull,
+        qualify::Qualify, receipt::ReceiptCommand, trace::TraceArgs,
     },
     demo,
     failure::Failure,
@@ -41,6 +43,9 @@ pub enum Command {
     Inspect(Inspect),
     /// Say whether a model fits a machine, before it is downloaded or loaded
     Plan(Plan),
+    /// Make or check row files of Engram tables
+    #[command(subcommand)]
+    Engram(EngramCommand),
     /// Download a model: one commit, every file checked by its hash
     Pull(Pull),
     /// Measure speed beside the machine's limits
@@ -83,21 +88,72 @@ pub struct Model {
     /// Threads; all cores by default
     #[arg(long, value_name = "N", value_parser = positive)]
     pub threads: Option<usize>,
+    #[command(flatten)]
+    pub residency: ResidencyArgs,
+}
+
+/// What is kept in memory.
+#[derive(Args, Clone)]
+pub struct ResidencyArgs {
+    /// Where Engram rows are kept: resident (all in memory), mmap (from disk as the system likes) or cache:SIZE (hot rows in
+    /// so much memory, such as cache:16GiB)
+    #[arg(long, default_value = "resident", value_name = "PLACE")]
+    pub engram: EngramMode,
+    /// Row files of this model's Engram tables, made by engram pack: a row is one read instead of two
+    #[arg(long, value_name = "DIR", requires = "model")]
+    pub engram_rows: Option<PathBuf>,
+    /// Bring all weights into memory at load, in the order of the files, instead of at first use
+    #[arg(long)]
+    pub prefault: bool,
+    /// Lock weights (and resident Engram tables) in memory; brings them there as --prefault does
+    #[arg(long)]
+    pub mlock: bool,
+    /// Compare the files of a pulled model with their hashes while it runs; files that were compared since they last changed
+    /// are not read again. A wrong file ends the program with exit code 4
+    #[arg(long, requires = "model")]
+    pub verify_hashes: bool,
+    /// Most memory for the states of all conversations, such as 8GiB (default: what is free once the model is loaded)
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub state_memory: Option<u64>,
+}
+
+impl ResidencyArgs {
+    /// The same for the engine.
+    pub fn options(&self) -> Residency {
+        Residency {
+            engram: self.engram,
+            engram_rows: self.engram_rows.clone(),
+            prefault: self.prefault,
+            lock: self.mlock,
+        }
+    }
 }
 
 impl Model {
-    /// Opens the checkpoint.
+    /// Opens the checkpoint; its pages are brought before its values are looked at.
     pub fn open(&self) -> Result<Checkpoint, Failure> {
         self.device.require()?;
-        Ok(match &self.model {
-            Some(dir) => Checkpoint::open_with(dir, self.engram_from.as_deref())?,
-            None => demo::open()?,
-        })
+        if let Some(most) = self.residency.state_memory {
+            engine::memory::set_limit(most);
+        }
+        let Some(dir) = &self.model else { return Ok(demo::open()?) };
+        let checkpoint = Checkpoint::open_unscanned(dir, self.engram_from.as_deref())?;
+        if self.residency.verify_hashes {
+            load::verify_behind(dir)?;
+        }
+        load::page_in(&checkpoint, &self.residency.options(), self.threads)?;
+        checkpoint.scan_quick()?;
+        Ok(checkpoint)
     }
 
     /// How to load it.
     pub fn options(&self) -> LoadOptions {
-        LoadOptions { device: self.device, mode: self.numerics, threads: self.threads }
+        LoadOptions {
+            device: self.device,
+            mode: self.numerics,
+            threads: self.threads,
+            residency: self.residency.options(),
+        }
     }
 
     /// Opens and loads the checkpoint and says so.
@@ -288,6 +344,12 @@ pub struct Plan {
     /// One machine of the table alone, by its name
     #[arg(long, value_name = "NAME")]
     pub machine: Option<String>,
+    /// A machine with one memory of this size instead of the table, such as 192GiB
+    #[arg(long, value_name = "SIZE", value_parser = bytes, conflicts_with = "machine", requires = "bandwidth")]
+    pub memory: Option<u64>,
+    /// Read bandwidth of that machine in GB/s, for the roof of its speed
+    #[arg(long, value_name = "GB_S", value_parser = clap::value_parser!(u64).range(1..=1_000_000), requires = "memory")]
+    pub bandwidth: Option<u64>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -402,6 +464,10 @@ pub enum Bench {
     Prefill(BenchModel),
     /// Decode: tokens a second, one token a step
     Decode(BenchModel),
+    /// Time from files to the first token, beside reading the same files with cat
+    Load(BenchLoad),
+    /// Engram rows a second, resident, mapped and cached, beside a plain loop over mapped rows
+    Engram(BenchEngram),
     /// Operators at released width, weights streamed from memory, beside the machine's bandwidth and arithmetic limit
     Ops(BenchOps),
 }
@@ -485,20 +551,8 @@ fn positive(s: &str) -> Result<usize, String> {
     }
 }
 
-/// A size such as 500MiB; without a unit bytes.
 fn bytes(s: &str) -> Result<u64, String> {
-    let split = s.find(|c: char| !c.is_ascii_digit()).unwrap_or(s.len());
-    let (number, unit) = s.split_at(split);
-    let shift = match unit.trim() {
-        "" | "B" => 0,
-        "KiB" => 10,
-        "MiB" => 20,
-        "GiB" => 30,
-        "TiB" => 40,
-        _ => return Err("a size such as 500MiB is needed (KiB, MiB, GiB, TiB or bytes)".into()),
-    };
-    let number: u64 = number.parse().map_err(|_| "a whole number and a unit are needed, such as 500MiB")?;
-    number.checked_mul(1 << shift).ok_or_else(|| "more bytes than there are".into())
+    checkpoint::engram::size_of_text(s)
 }
 
 fn temperature(s: &str) -> Result<f32, String> {

@@ -113,10 +113,7 @@ fn a_branch_is_pinned_and_a_wrong_byte_is_exit_4() {
     let bad = done(hallmark(&server, &["pull", &name, "--out", out]));
     let text = String::from_utf8_lossy(&bad.stderr).into_owned();
     assert_eq!(bad.status.code(), Some(4), "{text}");
-    assert!(
-        text.contains(&format!("main is commit {COMMIT}")) && text.contains("bad file is kept as"),
-        "{text}"
-    );
+    assert!(text.contains(&format!("main is commit {COMMIT}")) && text.contains("bad file is"), "{text}");
     let good = done(hallmark(&server, &["pull", &name, "--out", out, "--json"]));
     assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
     let report: serde_json::Value = serde_json::from_slice(&good.stdout).unwrap();

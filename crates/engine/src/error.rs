@@ -30,6 +30,26 @@ pub enum Error {
     /// No token to begin with.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
+    /// A session that could not be finished in the memory that is left; nothing was begun. A server answers 503.
+    #[error(
+        "this conversation may take {need} bytes of memory and {free} are left for it; ask for a shorter --context, or end others first"
+    )]
+    Memory {
+        /// Bytes of its state at its full context, and of a step.
+        need: u64,
+        /// Bytes that are not promised to others.
+        free: u64,
+    },
+    /// More is to be resident than fits; nothing was read.
+    #[error(
+        "{need} bytes are to be brought into memory and {free} are free; leave Engram tables on disk with --engram mmap or --engram cache:SIZE, or weights without --prefault and --mlock"
+    )]
+    Resident {
+        /// Bytes to bring.
+        need: u64,
+        /// Bytes free.
+        free: u64,
+    },
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {prompt} tokens and the context holds {context}; shorten the prompt or ask for a longer --context"
@@ -47,6 +67,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Checkpoint(e) | Error::Model(model::Error::Checkpoint(e)) => e.exit_code(),
+            Error::Memory { .. } | Error::Resident { .. } => 5,
             Error::Text(_) | Error::Model(model::Error::TokenMap { .. }) => 4,
             Error::Request(_) | Error::TooLong { .. } | Error::EmptyPrompt => 4,
             Error::Model(model::Error::Device(e)) if e.refused => 3,

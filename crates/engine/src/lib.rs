@@ -14,7 +14,9 @@ mod drafts;
 mod error;
 mod generate;
 mod loaded;
+pub mod memory;
 pub mod plan;
+mod residency;
 pub mod sampler;
 mod sequence;
 mod session;
@@ -26,6 +28,7 @@ pub use drafts::{DraftStats, Drafter, Drafts, Speculation};
 pub use error::Error;
 pub use generate::Generator;
 pub use loaded::{LoadOptions, Loaded};
+pub use residency::Residency;
 pub use session::{Drafted, Lm, Prefill, Reuse, Session, SessionOptions, Stopped};
 
 /// Result of this crate.

@@ -127,6 +127,14 @@ const fn mac(name: &'static str, title: &'static str, gib: u64, gb_s: u64) -> Ma
     Machine { name, title, memory, gpu_limit: Some(memory / 4 * 3), gpus: 1, bandwidth: gb_s * 1_000_000_000 }
 }
 
+impl Machine {
+    /// One that is in no table: one memory for all, of which the GPU may use three quarters as delivered.
+    pub const fn asked(memory: u64, gb_s: u64) -> Self {
+        let (gpu_limit, bandwidth) = (Some(memory / 4 * 3), gb_s * 1_000_000_000);
+        Self { name: "asked", title: "one memory, as asked", memory, gpu_limit, gpus: 1, bandwidth }
+    }
+}
+
 const fn gpu(name: &'static str, title: &'static str, memory: u64, gpus: u64, gb_s: u64) -> Machine {
     Machine { name, title, memory, gpu_limit: None, gpus, bandwidth: gb_s * 1_000_000_000 }
 }
@@ -247,7 +255,7 @@ impl Plan {
         let engram = if self.device + self.parts.engram <= most {
             "in memory beside the GPU's share"
         } else {
-            "mapped from disk only"
+            "from disk: --engram mmap or cache:SIZE"
         };
         if self.device <= limit {
             finding(Verdict::Fits, String::new(), engram)
@@ -318,11 +326,16 @@ pub fn gb(bytes: u64) -> f64 {
 }
 
 /// Activations of a prefill step: three copies of the streams, queries and attention results, the experts' rows.
-fn transient(c: &Config) -> u64 {
+pub(crate) fn transient(c: &Config) -> u64 {
     let streams = 3 * c.hc_mult * c.hidden_size;
     let attention = 2 * c.num_attention_heads * c.head_dim;
     let experts = c.num_experts_per_tok * (2 * c.hidden_size + 3 * c.moe_intermediate_size);
     (CHUNK * (streams + attention + experts) * size_of::<f32>()) as u64
+}
+
+/// Bytes of a state at `context` tokens [§6.3].
+pub fn state_bytes(layout: &Layout, context: usize) -> u64 {
+    (layout.entry_bytes(0, context) + layout.window_bytes(context) + layout.open_bytes()) as u64
 }
 
 /// Bytes of the state that a decoded token reads [§7.1]: windows, chosen entries, index keys.
@@ -397,7 +410,7 @@ mod tests {
         let big = find(&p, "m3-ultra-512");
         assert_eq!((big.verdict, big.engram), (Fits, "in memory beside the GPU's share"));
         let half = find(&p, "m3-ultra-256");
-        assert_eq!((half.verdict, half.engram), (FitsAfter, "mapped from disk only"));
+        assert_eq!((half.verdict, half.engram), (FitsAfter, "from disk: --engram mmap or cache:SIZE"));
         assert_eq!(half.how, format!("sudo sysctl iogpu.wired_limit_mb={}", p.device.div_ceil(MIB)));
         assert_eq!(find(&p, "m5-max-128").verdict, No);
         assert_eq!(find(&p, "h200").verdict, No);

@@ -2,7 +2,7 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use checkpoint::Config;
+use checkpoint::{Config, engram::TableStats};
 use model::{
     Input, Layout, Model, Rows, Snapshot, State, Waiting,
     sealed::{Kind, Writer, seal, unseal},
@@ -13,6 +13,9 @@ use crate::{
     CacheOptions, Drafted, Error, Lm, Miss, Prefill, PrefixCache, Result, Reuse, Session, SessionOptions,
     Speculation, Stopped,
     cache::{Offer, PAGE},
+    memory::Promise,
+    plan,
+    plan::state_bytes,
 };
 
 /// Tokens of one prefill step. Bounds the memory of activations; by row invariance it changes no bit.
@@ -47,6 +50,10 @@ impl<B: Backend + 'static> Lm for Model<B> {
 
     fn draft_block(&self) -> usize {
         if self.has_draft() { Model::config(self).dspark.block_size } else { 0 }
+    }
+
+    fn engram(&self) -> Vec<TableStats> {
+        self.engram_stats()
     }
 
     fn open(self: Arc<Self>, options: SessionOptions) -> Result<Box<dyn Session>> {
@@ -89,6 +96,8 @@ struct Sequence<B: Backend> {
     rows_from: usize,
     reuse: Reuse,
     speculation: Speculation,
+    /// Memory that the state may come to use.
+    promise: Promise,
 }
 
 /// A state to go on from.
@@ -126,6 +135,9 @@ impl<B: Backend + 'static> Sequence<B> {
                 Arc::new(PrefixCache::open(&own, &*model, options.prefill)?)
             }
         };
+        let layout = Model::layout(&model);
+        let context = options.context.min(Model::config(&model).max_position_embeddings);
+        let promise = Promise::new(state_bytes(&layout, context), plan::transient(Model::config(&model)))?;
         let state = model.new_state(options.context)?;
         Ok(Self {
             model,
@@ -138,6 +150,7 @@ impl<B: Backend + 'static> Sequence<B> {
             rows_from: 0,
             reuse: Reuse::default(),
             speculation,
+            promise,
         })
     }
 
@@ -408,6 +421,10 @@ impl<B: Backend + 'static> Session for Sequence<B> {
     ) -> Result<std::result::Result<(), Stopped>> {
         self.check_room(ids.len())?;
         self.rows.clear();
+        if ids.len() > 1 {
+            // Rows of the whole prompt are on their way before its first step.
+            self.model.prefetch(&self.state, ids);
+        }
         let short = self.ready() && ids.len() <= self.model.config().sliding_window;
         let fed = match self.prefill {
             Prefill::Replay if !short => self.feed_replay(ids, progress),
@@ -488,6 +505,7 @@ impl<B: Backend + 'static> Session for Sequence<B> {
             rows: self.rows.clone(),
             reuse: self.reuse.clone(),
             speculation: self.speculation.again(),
+            promise: self.promise.clone(),
             ..*self
         }))
     }

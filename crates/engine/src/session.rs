@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::ControlFlow, str::FromStr, sync::Arc};
 
-use checkpoint::Config;
+use checkpoint::{Config, engram::TableStats};
 use model::Layout;
 use ops::Mode;
 use serde::Serialize;
@@ -82,6 +82,10 @@ pub trait Lm: Send + Sync {
     fn layout(&self) -> Layout;
     /// Tokens of a drafted block; 0 where nothing can be drafted.
     fn draft_block(&self) -> usize;
+    /// What the Engram tables did so far, one entry an Engram layer.
+    fn engram(&self) -> Vec<TableStats> {
+        Vec::new()
+    }
     /// An empty sequence.
     ///
     /// # Errors

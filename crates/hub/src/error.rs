@@ -26,7 +26,7 @@ pub enum Error {
     },
     /// Bytes are not those of the revision.
     #[error(
-        "{file}: its {kind} is {got}, the revision's is {want}; the bad file is kept as {}, pull again to fetch it anew",
+        "{file}: its {kind} is {got}, the revision's is {want}; the bad file is {}, pull again to fetch it anew",
         kept.display()
     )]
     Mismatch {

@@ -14,6 +14,7 @@ mod journal;
 mod pull;
 mod record;
 mod repository;
+mod verify;
 
 pub use checkpoint::Part;
 pub use client::{Client, Options};
@@ -22,3 +23,4 @@ pub use headers::headers;
 pub use pull::{Progress, Report, Silent, pull};
 pub use record::{OWN_FOLDER, Record, Verified};
 pub use repository::{Hash, RemoteFile, Repository, Wanted};
+pub use verify::{Checked, verify};

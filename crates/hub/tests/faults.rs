@@ -432,6 +432,7 @@ fn a_token_goes_to_the_endpoint_and_to_nobody_else() {
     check(dir.path(), &files, true, "redirect");
     assert!(server.requests().iter().all(|r| r.token.as_deref() == Some("Bearer secret")));
     assert!(!other.requests().is_empty() && other.requests().iter().all(|r| r.token.is_none()));
+    assert!(other.requests().iter().all(|r| r.range.is_some()));
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 mod server;
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, sync::atomic::AtomicBool};
 
 use checkpoint::{
     Checkpoint, generate,
     write::{self, Item},
 };
-use hub::{Client, Options, Part, Repository, Silent, headers, pull};
+use hub::{Client, Options, Part, Repository, Silent, headers, pull, verify};
 use server::{FileOf, Server};
 
 /// The nano model in a shard a part, with the index of them.
@@ -83,6 +83,29 @@ fn a_shard_of_the_text_may_not_be_absent() {
     }
     let e = Checkpoint::open(dir.path()).unwrap_err();
     assert!(e.to_string().contains("text.safetensors, which does not exist"), "{e}");
+}
+
+/// What is checked stays checked until it changes; a call that is stopped is taken up by the next.
+#[test]
+fn hashes_are_checked_again_and_taken_up_where_it_stopped() {
+    let server = Server::start(nano(), Box::new(|_, _| {}));
+    let (client, repo) = client(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
+    assert_eq!(verify(dir.path(), &go).unwrap_err().exit_code(), 4);
+    let all = pull(&client, &repo, dir.path(), &[], &Silent).unwrap();
+    let none = verify(dir.path(), &stop).unwrap();
+    assert_eq!((none.files, none.left, none.bytes), (0, all.files, 0));
+    let whole = verify(dir.path(), &go).unwrap();
+    assert_eq!((whole.files, whole.left, whole.bytes), (all.files, 0, all.bytes));
+    assert_eq!(verify(dir.path(), &go).unwrap().bytes, 0);
+    let path = dir.path().join("text.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let e = verify(dir.path(), &go).unwrap_err();
+    assert!(e.to_string().contains("text.safetensors: its SHA-256") && e.exit_code() == 4, "{e}");
 }
 
 /// Headers of any length are the true ones, and no weight is read.

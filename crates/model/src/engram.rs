@@ -1,14 +1,19 @@
 //! Engram layers: n-gram history, hashes and the gated memory [§2.9].
 
-use checkpoint::Config;
+use std::sync::Arc;
+
+use checkpoint::{
+    Config,
+    engram::{EngramTable, TableStats},
+};
 use ops::{
     Backend, Host, Taps,
-    blocks::EngramWeights,
+    blocks::{self, EngramWeights},
     engram::{HashPlan, HistoryToken},
 };
 
 use crate::{
-    Error, Model, Result, Weights,
+    Error, Model, Result, State, Weights,
     layer::Engram,
     load::{Loader, mat, matrix},
     state::slack,
@@ -99,7 +104,7 @@ pub(crate) fn load<B: Backend>(
         k_weight: matrix(&at, "k_weight")?,
         columns: c.engram_columns(),
     };
-    Ok(Engram { index, weights })
+    Ok(Engram { index, weights, table: None })
 }
 
 impl<B: Backend> Model<B> {
@@ -119,6 +124,44 @@ impl<B: Backend> Model<B> {
             taps.put("engram.hash_ids", &b.upload(&Host::i32(&[rows.len() / columns, columns], ids))?);
         }
         let alive: Vec<bool> = image.iter().map(|image| !image).collect();
-        Ok(b.engram(streams, &engram.weights, &rows, &alive, taps))
+        let Some(table) = &engram.table else {
+            return Ok(b.engram(streams, &engram.weights, &rows, &alive, taps));
+        };
+        let taken = table.take(&rows)?;
+        Ok(if taken.in_place {
+            b.engram(streams, &engram.weights, &taken.rows, &alive, taps)
+        } else {
+            blocks::engram(b, streams, &engram.weights, &taken.table, &taken.rows, &alive, taps)
+        })
+    }
+
+    /// Takes the rows of the Engram layers from `tables`, one a layer in their order.
+    ///
+    /// # Panics
+    /// On another number of tables than Engram layers.
+    pub fn set_engram(&mut self, tables: Vec<Arc<dyn EngramTable>>) {
+        let layers: Vec<_> = self.layers.iter_mut().filter_map(|l| l.engram.as_mut()).collect();
+        assert_eq!(layers.len(), tables.len(), "a table an Engram layer");
+        layers.into_iter().zip(tables).for_each(|(layer, table)| layer.table = Some(table));
+    }
+
+    /// What the Engram tables did so far.
+    pub fn engram_stats(&self) -> Vec<TableStats> {
+        self.tables().map(|(_, table)| table.stats()).collect()
+    }
+
+    /// Begins to bring the table rows of `ids`, which will be fed to `state`, and returns at once.
+    pub fn prefetch(&self, state: &State<B>, ids: &[u32]) {
+        if ids.iter().any(|id| *id as usize >= self.config().vocab_size) {
+            return; // the step refuses it
+        }
+        let mut history = state.history.clone();
+        let tokens = self.hasher.push(&mut history, ids, &vec![false; ids.len()]);
+        self.tables().for_each(|(index, table)| table.prefetch(self.hasher.rows(index, &tokens)));
+    }
+
+    fn tables(&self) -> impl Iterator<Item = (usize, &Arc<dyn EngramTable>)> {
+        let engrams = self.layers.iter().filter_map(|l| l.engram.as_ref());
+        engrams.filter_map(|e| e.table.as_ref().map(|t| (e.index, t)))
     }
 }

@@ -1,5 +1,8 @@
 //! One layer: two sublayers around the hyper-connected streams [§0, §2.2].
 
+use std::sync::Arc;
+
+use checkpoint::engram::EngramTable;
 use ops::{
     Backend, Taps,
     blocks::{AttentionWeights, EngramWeights, MoeWeights, SublayerWeights},
@@ -22,6 +25,8 @@ pub(crate) struct Layer<B: Backend> {
 pub(crate) struct Engram<B: Backend> {
     pub index: usize,
     pub weights: EngramWeights<B>,
+    /// Where rows are taken from, if not from the weights' own table.
+    pub table: Option<Arc<dyn EngramTable>>,
 }
 
 impl<B: Backend> Model<B> {

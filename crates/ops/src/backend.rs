@@ -308,7 +308,7 @@ pub trait Backend: Sized + Send + Sync {
         alive: &[bool],
         taps: &mut Taps<'_, Self::Buf>,
     ) -> Self::Buf {
-        blocks::engram(self, streams, weights, rows, alive, taps)
+        blocks::engram(self, streams, weights, &weights.table, rows, alive, taps)
     }
 
     /// Block: collapse, final norm and logits; also returns the normed hidden state.

@@ -269,15 +269,17 @@ pub(crate) fn moe<B: Backend>(
     b.moe_sum(&routed, &b.shared_expert(x, [w1, w3, w2], w.limit))
 }
 
-pub(crate) fn engram<B: Backend>(
+/// [`Backend::engram`] operator by operator, with the rows of `table` instead of the weights' own.
+pub fn engram<B: Backend>(
     b: &B,
     streams: &B::Buf,
     w: &EngramWeights<B>,
+    table: &Weight,
     rows: &[u64],
     alive: &[bool],
     taps: &mut Taps<'_, B::Buf>,
 ) -> B::Buf {
-    let e = b.engram_rows(&w.table, rows, w.columns);
+    let e = b.engram_rows(table, rows, w.columns);
     taps.put("engram.kv_in", &e);
     let kv = b.linear(&e, &w.wkv, Io::Fp8);
     let (streams, gate) = b.engram_gate(streams, &kv, &w.q_weight, &w.k_weight, alive);

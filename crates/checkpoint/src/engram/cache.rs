@@ -20,8 +20,6 @@ const PARTS: usize = 64;
 const HOTTEST: u8 = 7;
 /// Bytes of bookkeeping a row: its number twice, its place, its heat, the map's slack.
 const BOOKS: usize = 32;
-/// Reads at a time.
-const READERS: usize = 8;
 
 /// A table of which hot rows are in memory.
 pub(crate) struct Cached {
@@ -96,6 +94,7 @@ impl Part {
 
 impl Cached {
     pub(crate) fn new(layer: usize, store: DiskStore, bytes: u64) -> Self {
+        store.0.expect_random();
         let rows = (bytes / (store.0.width() + BOOKS) as u64).min(store.0.rows as u64);
         let part = |k: usize| {
             let capacity =
@@ -114,28 +113,17 @@ impl Inner {
         self.parts[part as usize].lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Reads rows from the file, in parallel where it pays, and keeps them; each goes to its place in `out`.
+    /// Reads rows from the file and keeps them; each goes to its place in `out`.
     fn read(&self, wanted: &mut [(u64, &mut [u8])]) -> io::Result<()> {
-        let one = |some: &mut [(u64, &mut [u8])]| {
-            for (row, out) in some {
-                self.store.read(*row, out)?;
-                self.meter.bytes.fetch_add(out.len() as u64, Relaxed);
-                self.part(*row).put(*row, out);
-            }
-            Ok(())
-        };
-        // A thread costs about as much as a few reads that find their page in memory.
-        let readers = (wanted.len() / 4).clamp(1, READERS);
-        if readers == 1 {
-            return one(wanted);
+        // Announced together, so that the disk works on them together; one that waits for each would take as long as all.
+        let rows: Vec<u64> = wanted.iter().map(|(row, _)| *row).collect();
+        self.store.0.announce(&rows);
+        for (row, out) in wanted {
+            self.store.read(*row, out)?;
+            self.meter.bytes.fetch_add(out.len() as u64, Relaxed);
+            self.part(*row).put(*row, out);
         }
-        let each = wanted.len().div_ceil(readers);
-        std::thread::scope(|s| {
-            let threads: Vec<_> = wanted.chunks_mut(each).map(|some| s.spawn(move || one(some))).collect();
-            threads
-                .into_iter()
-                .try_for_each(|t| t.join().unwrap_or_else(|_| Err(io::Error::other("a reader died"))))
-        })
+        Ok(())
     }
 }
 

@@ -2,12 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{
-    EngramTable, TableStats, Taken,
-    meter::Meter,
-    store::{Store, Stored},
-};
-use crate::{Bytes, Weight, error::Result};
+use super::{EngramTable, TableStats, Taken, meter::Meter, store::Store};
+use crate::{Weight, error::Result};
 
 /// A mapped table.
 pub(crate) struct Mapped {
@@ -19,19 +15,9 @@ pub(crate) struct Mapped {
 
 impl Mapped {
     pub(crate) fn new(layer: usize, store: Store, resident: bool) -> Self {
-        // Rows are all over the table: reading around them would only fill memory.
-        for bytes in mappings(&store) {
-            bytes.expect_random();
-        }
+        store.expect_random();
         let meter = Meter::new(layer, if resident { "resident" } else { "mmap" });
         Self { whole: store.whole(), store, resident, meter }
-    }
-}
-
-fn mappings(store: &Store) -> Vec<&Bytes> {
-    match &store.bytes {
-        Stored::Split { codes, scales } => vec![codes, scales],
-        Stored::Packed(rows) => vec![rows],
     }
 }
 
@@ -47,17 +33,17 @@ impl EngramTable for Mapped {
         self.meter.prefetched.fetch_add(rows.len() as u64, Relaxed);
         let store = self.store.clone();
         std::thread::spawn(move || {
-            for row in rows {
-                for (bytes, at, len) in store.places(row as usize) {
-                    bytes.will_need(at, len);
-                }
-            }
+            store.announce(&rows);
         });
     }
 
     fn take(&self, rows: &[u64]) -> Result<Taken> {
         self.store.check(rows)?;
         Ok(self.meter.step(rows.len(), || {
+            if !self.resident {
+                // All at once, so that the disk works on them together.
+                self.store.announce(rows);
+            }
             let taken = match &self.whole {
                 Some(table) => {
                     // The pages are brought here, where it is counted, and not in the operator.

@@ -67,6 +67,15 @@ impl Store {
         }
     }
 
+    /// Tells the system that these rows will be read next.
+    pub(crate) fn announce(&self, rows: &[u64]) {
+        for row in rows {
+            for (bytes, at, len) in self.places(*row as usize) {
+                bytes.will_need(at, len);
+            }
+        }
+    }
+
     /// Copies a row: its codes, then its scales.
     pub(crate) fn copy(&self, row: usize, out: &mut [u8]) {
         let (codes, scales) = out.split_at_mut(self.dim);
@@ -95,15 +104,23 @@ impl Store {
         Weight::new(&self.name, Form::Fp8Row32, self.rows, self.dim, codes, scales).ok()
     }
 
+    fn mappings(&self) -> Vec<&Bytes> {
+        match &self.bytes {
+            Stored::Split { codes, scales } => vec![codes, scales],
+            Stored::Packed(rows) => vec![rows],
+        }
+    }
+
+    /// Tells the system that rows are all over the table: reading around them would only fill memory.
+    pub(crate) fn expect_random(&self) {
+        self.mappings().into_iter().for_each(Bytes::expect_random);
+    }
+
     /// Brings all rows into memory.
     pub(crate) fn bring(&self) -> io::Result<()> {
         use rayon::prelude::*;
         const STEP: usize = 8 << 20;
-        let parts = match &self.bytes {
-            Stored::Split { codes, scales } => vec![codes, scales],
-            Stored::Packed(rows) => vec![rows],
-        };
-        parts.into_iter().try_for_each(|bytes| {
+        self.mappings().into_iter().try_for_each(|bytes| {
             let steps = (0..bytes.len()).into_par_iter().step_by(STEP);
             steps.try_for_each(|at| {
                 let len = STEP.min(bytes.len() - at);

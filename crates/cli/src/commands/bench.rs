@@ -21,6 +21,8 @@ pub fn run(args: &Bench) -> Result<(), Failure> {
     match args {
         Bench::Prefill(args) => model(args, "prefill"),
         Bench::Decode(args) => model(args, "decode"),
+        Bench::Load(args) => super::bench_load::run(args),
+        Bench::Engram(args) => super::bench_engram::run(args),
         Bench::Ops(args) => operators(args),
     }
 }

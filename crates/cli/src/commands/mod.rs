@@ -2,12 +2,16 @@
 
 pub mod admission;
 mod bench;
+pub mod bench_engram;
+pub mod bench_load;
 pub mod bisect;
 pub mod capabilities;
 mod chat;
 mod compare;
+pub mod engram;
 mod inspect;
 pub mod judge;
+pub mod load;
 mod plan;
 pub mod pull;
 pub mod qualify;
@@ -33,6 +37,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Chat(args) => chat::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Engram(args) => engram::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Qualify(args) => qualify::run(&args),

@@ -48,6 +48,9 @@ fn of(checkpoint: &Checkpoint) -> (Config, Parts) {
 }
 
 fn machines(args: &args::Plan) -> Result<Vec<Machine>, Failure> {
+    if let (Some(memory), Some(bandwidth)) = (args.memory, args.bandwidth) {
+        return Ok(vec![Machine::asked(memory, bandwidth)]);
+    }
     let Some(name) = &args.machine else { return Ok(MACHINES.to_vec()) };
     match MACHINES.iter().find(|m| m.name == name) {
         Some(machine) => Ok(vec![machine.clone()]),

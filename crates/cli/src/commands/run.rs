@@ -111,6 +111,12 @@ fn statistics(a: &Answer) -> String {
     )
 }
 
+/// What the plan says of this run, and the most that the process ever had in memory.
+fn memory(a: &Answer, loaded: &Loaded) -> Value {
+    let state = engine::plan::state_bytes(&loaded.lm.layout(), a.usage.total_tokens);
+    json!({ "weights": loaded.planned, "state": state, "used": engine::memory::used() })
+}
+
 fn document(a: &Answer, loaded: &Loaded, standing: &Standing) -> Value {
     json!({
         "prompt_ids": a.prompt_ids,
@@ -124,6 +130,8 @@ fn document(a: &Answer, loaded: &Loaded, standing: &Standing) -> Value {
         "timing": a.timing,
         "reuse": a.reuse,
         "drafts": a.drafts,
+        "engram": loaded.lm.engram(),
+        "memory": memory(a, loaded),
         "seed": a.seed,
         "device": loaded.lm.device(),
         "numerics": loaded.lm.mode(),
