@@ -1,5 +1,6 @@
 //! Developer commands of hallmark: `cargo xtask NAME`.
 
+mod cross;
 mod fixtures;
 mod notices;
 mod nvrtc;
@@ -79,6 +80,12 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Check the code for macOS on Linux (installs Debian's cross toolchain)
+    Cross {
+        /// Also link the tests of the GPU crate to a Mach-O program
+        #[arg(long)]
+        link: bool,
+    },
     /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
     Notices {
         /// Change nothing; fail when the table is out of date
@@ -98,6 +105,7 @@ fn main() -> ExitCode {
         Command::Oracle { oracle } => oracle::run(&oracle),
         Command::Receipts { table } => receipts::run(table),
         Command::Nvrtc { write } => nvrtc::run_tests(write),
+        Command::Cross { link } => cross::run_cross(link),
         Command::Notices { check } => notices::run(check),
     };
     match result {

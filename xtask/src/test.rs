@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command, target_dir};
-use crate::{fixtures, notices, nvrtc, receipts, tokenizer, tools, tree};
+use crate::{cross, fixtures, notices, nvrtc, receipts, tokenizer, tools, tree};
 
 type Part = (&'static str, fn(bool) -> Result<()>);
 
 /// In this order: what is quick and what later parts need comes first.
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     ("tree", |_| tree::check()),
     ("fixtures", |_| fixtures::run(false)),
     ("notices", |_| notices::run(true)),
@@ -19,6 +19,7 @@ const PARTS: [Part; 10] = [
     ("lints", |_| {
         run_command(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?)
     }),
+    ("macos", cross::run_cross),
     ("tokenizer", |_| tokenizer::run()),
     ("tests", tests),
     ("nvrtc", |_| nvrtc::run_tests(false)),

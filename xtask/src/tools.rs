@@ -30,6 +30,16 @@ fn debian(program: &str, packages: &[&str]) -> Result<()> {
         .with_context(|| format!("install {program} by hand (Debian: apt-get install {list})"))
 }
 
+/// Installs the newest versions of Debian packages.
+pub fn install_newest(packages: &[&str]) -> Result<()> {
+    run(Command::new("apt-get").arg("update"))?;
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    let list = packages.join(" ");
+    run(command.args(["install", "-y", "--no-install-recommends"]).args(packages))
+        .with_context(|| format!("install them by hand (Debian: apt-get install {list})"))
+}
+
 /// The compiler of the emulator's kernels.
 pub fn clang() -> Result<()> {
     if cfg!(all(target_os = "linux", target_arch = "x86_64")) {

@@ -11,6 +11,7 @@ pub mod emu;
 mod gpu;
 pub mod kernels;
 mod launch;
+pub mod metal;
 mod pool;
 mod record;
 pub mod rewrite;

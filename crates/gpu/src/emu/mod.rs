@@ -6,6 +6,8 @@ use ops::DeviceError;
 #[cfg(emulator)]
 mod run;
 #[cfg(emulator)]
+mod team;
+#[cfg(emulator)]
 pub use run::{Buffer, Emu, Pipeline};
 
 /// The emulator, refused where it was not built.

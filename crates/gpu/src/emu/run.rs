@@ -8,6 +8,7 @@ use checkpoint::Bytes;
 use ops::DeviceError;
 
 use super::failed;
+use super::team::Team;
 use crate::{Binding, Constant, Device, Dispatch, Kernel, Limits, kernels};
 
 type Entry = unsafe extern "C" fn(*const *const u8, *const u8);
@@ -201,17 +202,13 @@ impl Emu {
         // A few threads' worth of work is done before another core has woken up.
         let threads = self.threads.min(total as usize);
         let few = u64::from(total) * u64::from(d.threads.iter().product::<u32>()) < 2048;
-        let outcome = if threads < 2 || few {
-            work.run()
-        } else {
-            std::thread::scope(|scope| {
-                let others: Vec<_> = (1..threads).map(|_| scope.spawn(|| work.run())).collect();
-                let mine = work.run();
-                others
-                    .into_iter()
-                    .fold(mine, |all, other| all.and(other.join().expect("kernels do not unwind")))
-            })
-        };
+        let fault = Mutex::new(None);
+        Team::get().run(if few { 1 } else { threads }, &|| {
+            if let Err(what) = work.run() {
+                fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(what);
+            }
+        });
+        let outcome = fault.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err);
         outcome.map_err(|what| failed(format!("kernel {}: {what}", d.pipeline.kernel.name)))
     }
 }
