@@ -129,6 +129,14 @@ impl Device {
                 gpu::selftest::run(&device).map_err(refusal)?;
                 Ok(work.visit(gpu::Gpu::new(mode, device), about))
             }
+            #[cfg(target_os = "macos")]
+            Device::Metal => {
+                let device = gpu::metal::Metal::open().map_err(refusal)?;
+                let detail = device.chip();
+                let about = About { family: format!("metal-{arch}"), detail, driver: device.system() };
+                gpu::selftest::run(&device).map_err(refusal)?;
+                Ok(work.visit(gpu::Gpu::new(mode, device), about))
+            }
             other => Err(Error::Refused(format!(
                 "--device {} is refused: this build has no {0} backend; use --device cpu",
                 other.name()
@@ -137,7 +145,7 @@ impl Device {
     }
 }
 
-#[cfg_attr(not(any(feature = "emu", feature = "cuda")), allow(dead_code))]
+#[cfg_attr(not(any(feature = "emu", feature = "cuda", target_os = "macos")), allow(dead_code))]
 fn refusal(e: DeviceError) -> Error {
     match e.refused {
         true => Error::Refused(format!("--device {} is refused: {}; use --device cpu", e.backend, e.reason)),
