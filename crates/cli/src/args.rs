@@ -39,6 +39,9 @@ pub enum Command {
     Run(Run),
     /// Talk with the model
     Chat(Chat),
+    /// Serve the OpenAI and Anthropic APIs over HTTP
+    #[cfg(feature = "server")]
+    Serve(Serve),
     /// Say what a checkpoint holds, or what a configuration implies
     Inspect(Inspect),
     /// Say whether a model fits a machine, before it is downloaded or loaded
@@ -301,6 +304,76 @@ pub struct Chat {
     pub sessions: Sessions,
     #[command(flatten)]
     pub admission: Admission,
+}
+
+/// Serve the OpenAI APIs (chat completions, completions, responses) and Anthropic messages over HTTP. One request computes
+/// at a time, the others wait; docs/api.md says what becomes of every field.
+#[cfg(feature = "server")]
+#[derive(Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub model: Model,
+    /// Address to listen on; the default is for this machine only
+    #[arg(long, default_value = "127.0.0.1", value_name = "IP")]
+    pub host: std::net::IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8080, value_name = "N")]
+    pub port: u16,
+    /// Key that clients must send, also from HALLMARK_API_KEY; may be given more than once, keys take turns
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// Name of the model in the API
+    #[arg(long, default_value = "deepseek-v4.1-flash", value_name = "NAME")]
+    pub served_name: String,
+    /// Tokens of prompt and answer to reserve memory for (default: 65536, or the model's limit if that is less)
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub context: Option<usize>,
+    /// Most requests that wait; more get status 429
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub max_queue: usize,
+    /// Most seconds of a request, its wait included
+    #[arg(long, default_value_t = 3600, value_name = "SECONDS")]
+    pub deadline: u64,
+    /// Seconds that a running answer has to end when the server does
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    pub grace: u64,
+    /// Largest request body
+    #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = bytes)]
+    pub max_body: u64,
+    /// Sampling fields as sent, or as the official API applies them
+    #[arg(long, value_enum, default_value = "honour")]
+    pub sampling: SamplingMode,
+    /// Origin whose web pages may use the server, or *; may be given more than once (default: none)
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
+    #[command(flatten)]
+    pub sessions: Sessions,
+    #[command(flatten)]
+    pub admission: Admission,
+}
+
+#[cfg(feature = "server")]
+impl Serve {
+    /// The keys of the command line and of the environment.
+    ///
+    /// # Errors
+    /// An empty key.
+    pub fn keys(&self) -> Result<Vec<String>, Failure> {
+        let mut keys = self.api_key.clone();
+        keys.extend(std::env::var("HALLMARK_API_KEY").ok());
+        match keys.iter().any(|key| key.trim().is_empty()) {
+            true => Err(Failure::Usage("an API key is empty; leave it out to let everybody in".into())),
+            false => Ok(keys),
+        }
+    }
+}
+
+/// What becomes of sampling fields.
+#[cfg(feature = "server")]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SamplingMode {
+    Honour,
+    Official,
 }
 
 /// Say what a checkpoint holds (tensors and bytes by group and type, layer schedule), or what a configuration implies.

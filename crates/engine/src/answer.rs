@@ -2,11 +2,14 @@
 
 use std::{
     ops::ControlFlow,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use serde::Serialize;
-use text::{Constraint, Event, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop};
+use text::{
+    Constraint, Event, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop, Tokenizer,
+};
 
 use crate::{DraftStats, Error, Loaded, Result, Reuse, Session, generate::Generator, sampler::Sampler};
 
@@ -34,7 +37,20 @@ impl Prompt {
         context: usize,
         max_tokens: Option<usize>,
     ) -> Result<Self> {
-        let encoded = request.encode(&loaded.tokenizer)?;
+        Self::with_tokenizer(request, &loaded.tokenizer, context, max_tokens)
+    }
+
+    /// As [`Prompt::from_request`], for a model of which only the tokenizer is at hand.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_tokenizer(
+        request: &Request,
+        tokenizer: &Tokenizer,
+        context: usize,
+        max_tokens: Option<usize>,
+    ) -> Result<Self> {
+        let encoded = request.encode(tokenizer)?;
         if !encoded.images.is_empty() {
             return Err(Error::Refused("images are refused: the vision tower is not built".into()));
         }
@@ -118,6 +134,40 @@ pub struct Answer {
     pub drafts: DraftStats,
     /// The seed that drew.
     pub seed: u64,
+    /// The stop string that ended it.
+    pub stopped_by: Option<String>,
+}
+
+/// Who follows an answer as it is made.
+pub trait Watch {
+    /// Before the first step: what of the prompt was kept from before.
+    fn begin(&mut self, _reuse: &Reuse) {}
+
+    /// A drawn token, the end token included, with the logits it was drawn from. Its events come after it.
+    fn token(&mut self, _id: u32, _logits: &[f32]) {}
+
+    /// A piece of the answer.
+    fn event(&mut self, _event: &Event) {}
+
+    /// Asked before every step; an answer that it ends has finish reason `stop`.
+    fn stop(&self) -> bool {
+        false
+    }
+}
+
+struct Closures<'a> {
+    on_event: &'a mut dyn FnMut(&Event),
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl Watch for Closures<'_> {
+    fn event(&mut self, event: &Event) {
+        (self.on_event)(event);
+    }
+
+    fn stop(&self) -> bool {
+        (self.stop)()
+    }
 }
 
 /// Continues `prompt` on `session`, which keeps the conversation for the next turn. `on_event` hears every piece as it
@@ -133,8 +183,22 @@ pub fn answer(
     on_event: &mut dyn FnMut(&Event),
     stop: &dyn Fn() -> bool,
 ) -> Result<Answer> {
+    let eos = loaded.lm.config().eos_token_id;
+    watched(&loaded.tokenizer, eos, session, prompt, &mut Closures { on_event, stop })
+}
+
+/// As [`answer`], with only what it needs of the model and for any [`Watch`]: the one loop that answers.
+///
+/// # Errors
+/// As there.
+pub fn watched(
+    tokenizer: &Arc<Tokenizer>,
+    eos: u32,
+    session: &mut dyn Session,
+    prompt: &Prompt,
+    watch: &mut dyn Watch,
+) -> Result<Answer> {
     let start = Instant::now();
-    let tokenizer = &loaded.tokenizer;
     let (length, context) = (prompt.ids.len(), session.context());
     if length == 0 {
         return Err(Error::EmptyPrompt);
@@ -145,7 +209,8 @@ pub fn answer(
     let max_tokens = prompt.max_tokens.min(context - length);
     let cached = session.rewind(&prompt.ids)?;
     let reuse = session.reuse();
-    let mut progress = |_| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+    watch.begin(&reuse);
+    let mut progress = |_| if watch.stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let fed = session.feed(&prompt.ids[cached..], &mut progress)?;
     if fed.is_ok() {
         session.mark()?;
@@ -154,13 +219,12 @@ pub fn answer(
     let mut parser = Parser::new(tokenizer.clone(), prompt.parser.clone());
     let mut message = Message::default();
     let mut events = Vec::new();
-    let mut hear = |events: &mut Vec<Event>, message: &mut Message| {
+    let hear = |events: &mut Vec<Event>, message: &mut Message, watch: &mut dyn Watch| {
         for event in events.drain(..) {
             message.apply(&event);
-            on_event(&event);
+            watch.event(&event);
         }
     };
-    let eos = loaded.lm.config().eos_token_id;
     let mut sampler = Sampler::new(prompt.sampling.clone(), 0, &prompt.ids);
     let (mut ids, mut first) = (Vec::new(), Duration::ZERO);
     let mut end = if max_tokens == 0 { Stop::Length } else { Stop::End };
@@ -168,7 +232,9 @@ pub fn answer(
     if fed.is_ok() {
         let mut generator = Generator::new(session);
         while ids.len() < max_tokens {
-            let id = generator.next(session, &mut sampler, max_tokens - ids.len())?;
+            let id = generator.next_seen(session, &mut sampler, max_tokens - ids.len(), &mut |id, row| {
+                watch.token(id, row);
+            })?;
             if ids.is_empty() {
                 first = start.elapsed();
             }
@@ -177,8 +243,8 @@ pub fn answer(
                 break;
             }
             parser.push(id, &mut events)?;
-            hear(&mut events, &mut message);
-            if parser.stopped_by().is_some() || stop() {
+            hear(&mut events, &mut message, watch);
+            if parser.stopped_by().is_some() || watch.stop() {
                 break;
             }
             if ids.len() == max_tokens {
@@ -188,7 +254,7 @@ pub fn answer(
         generator.finish(session)?;
     }
     message.finish_reason = Some(parser.finish(end, &mut events));
-    hear(&mut events, &mut message);
+    hear(&mut events, &mut message, watch);
     let decode = start.elapsed() - prefill;
     if fed.is_ok() {
         session.mark()?;
@@ -219,5 +285,6 @@ pub fn answer(
         ids,
         message,
         seed: sampler.seed(),
+        stopped_by: parser.stopped_by().map(str::to_owned),
     })
 }

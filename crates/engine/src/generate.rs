@@ -35,14 +35,27 @@ impl Generator {
     /// # Errors
     /// A failure of the model, or logits that nothing can be drawn from.
     pub fn next(&mut self, session: &mut dyn Session, sampler: &mut Sampler, room: usize) -> Result<u32> {
+        self.next_seen(session, sampler, room, &mut |_, _| ())
+    }
+
+    /// As [`Generator::next`]; `look` sees the token with the logits it was drawn from.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn next_seen(
+        &mut self,
+        session: &mut dyn Session,
+        sampler: &mut Sampler,
+        room: usize,
+        look: &mut dyn FnMut(u32, &[f32]),
+    ) -> Result<u32> {
         if let Some(id) = self.waiting.take() {
             self.feed(session, id, room)?;
         }
-        let drawn = if self.drafts.is_empty() {
-            sampler.sample(session.logits(), None)?
-        } else {
-            sampler.sample(session.row(self.base + self.right), None)?
-        };
+        let logits =
+            if self.drafts.is_empty() { session.logits() } else { session.row(self.base + self.right) };
+        let drawn = sampler.sample(logits, None)?;
+        look(drawn, logits);
         sampler.accept(drawn);
         if self.drafts.get(self.right) == Some(&drawn) {
             self.right += 1;

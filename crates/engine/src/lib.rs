@@ -21,7 +21,7 @@ pub mod sampler;
 mod sequence;
 mod session;
 
-pub use answer::{Answer, Prompt, Timing, Usage, answer};
+pub use answer::{Answer, Prompt, Timing, Usage, Watch, answer, watched};
 pub use cache::{CacheOptions, CacheStats, Miss, PAGE, PrefixCache};
 pub use device::{About, Device, Visit};
 pub use drafts::{DraftStats, Drafter, Drafts, Speculation};

@@ -19,6 +19,8 @@ mod quantize;
 pub mod receipt;
 mod release;
 mod run;
+#[cfg(feature = "server")]
+mod serve;
 mod synthetic;
 pub mod trace;
 
@@ -35,6 +37,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),
+        #[cfg(feature = "server")]
+        Command::Serve(args) => serve::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Engram(args) => engram::run(&args),
