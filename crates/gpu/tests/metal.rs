@@ -6,7 +6,7 @@ use gpu::metal::Metal;
 #[cfg(not(target_os = "macos"))]
 #[test]
 fn refused_where_there_is_no_metal() {
-    let error = Metal::open().err().expect("no Metal here");
+    let Err(error) = Metal::open() else { panic!("no Metal here") };
     assert!(error.refused && error.to_string().contains("macOS 15"), "{error}");
 }
 
