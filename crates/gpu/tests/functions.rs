@@ -65,9 +65,6 @@ fn softplus(x: f64) -> f64 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-type Encoder = fn(f32) -> u32;
-type Decoder = fn(u8) -> f32;
-
 #[test]
 fn functions_round_to_the_bf16_of_the_exact_result() {
     for (number, f) in FUNCTIONS.iter().enumerate() {
