@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use gpu::{Gpu, emu::Emu};
 use ops::{
-    Backend, Mode, Reference,
+    Backend, Host, Mode, Reference,
     registry::{self, Case, Geometry, Outputs, SPECS, Spec, compare},
 };
 
@@ -108,4 +108,33 @@ fn rows_do_not_depend_on_others(g: &Geometry, rows: &[usize], modes: &[Mode]) {
 fn rows_do_not_depend_on_others_at_tiny_widths() {
     let rows: &[usize] = if full() { &[2, 3, 5, 8, 9, 16, 33] } else { &[3, 9] };
     rows_do_not_depend_on_others(&Geometry::TINY, rows, &MODES[..2]);
+}
+
+/// More entries than the registry's cases have, so that the largest threadgroup chooses; few distinct values, so that
+/// ties decide.
+#[test]
+fn choices_among_many_entries_equal_the_reference() {
+    let (rows, n, k) = (2, 70_001, 512);
+    let score = |i: usize| if i % 13 == 5 { f32::NEG_INFINITY } else { ((i * 7919) % 1009) as f32 - 400.0 };
+    let scores = Host::f32(&[rows, n], (0..rows * n).map(score).collect());
+    let (b, plain) = (emu(Mode::Exact), Reference::new(Mode::Exact));
+    let on_device = b.upload(&scores).unwrap();
+    assert_eq!(b.read(&b.topk(&on_device, k)).unwrap(), plain.topk(&scores, k));
+    let visible = [n as u32, 33_333];
+    let mask = b.candidates(&on_device, &visible, 8, 2048);
+    assert_eq!(b.read(&mask).unwrap(), plain.candidates(&scores, &visible, 8, 2048));
+}
+
+/// A clone of a cache keeps its rows when the cache is written again.
+#[test]
+fn a_snapshot_of_a_cache_does_not_see_later_writes() {
+    let b = emu(Mode::Exact);
+    let mut ring = b.cache(5, 6).unwrap();
+    let codes = |v: u8| b.upload(&Host::u8(&[1, 6], vec![v; 6])).unwrap();
+    b.ring_write(&mut ring, &codes(7), &[3]);
+    let (snapshot, row) = (ring.clone(), b.slice_rows(&ring, 3, 1));
+    b.ring_write(&mut ring, &codes(9), &[8]);
+    let read = |x| b.read(x).unwrap().as_u8().to_vec();
+    assert_eq!((read(&snapshot)[18..24].to_vec(), read(&row)), (vec![7; 6], vec![7; 6]));
+    assert_eq!((read(&ring)[18..24].to_vec(), read(&ring)[..18].to_vec()), (vec![9; 6], vec![0; 18]));
 }
