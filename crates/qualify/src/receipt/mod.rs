@@ -307,7 +307,7 @@ impl Receipt {
 
     /// The JSON text.
     pub fn json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("a receipt is plain data") + "\n"
+        serde_json::to_string(self).expect("a receipt is plain data") + "\n"
     }
 
     /// Writes the receipt.
