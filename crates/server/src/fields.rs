@@ -226,9 +226,9 @@ pub const MESSAGES: &[Field] = &[
     field("tools", Honoured, "[{\"name\": \"f\", \"input_schema\": {\"type\": \"object\"}}]", ""),
     field(
         "tools[].strict",
-        Refused,
+        Ignored,
         "[{\"name\": \"f\", \"strict\": true, \"input_schema\": {\"type\": \"object\", \"properties\": {}}}]",
-        "true is refused: constrained decoding is not built",
+        "arguments are not forced to follow the schema",
     ),
     field("tool_choice", Honoured, "{\"type\": \"auto\"}", "any and tool need thinking turned off"),
     field("metadata", Ignored, "{\"user_id\": \"u\"}", "the prefix cache is shared by all clients"),

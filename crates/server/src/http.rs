@@ -264,11 +264,6 @@ async fn model(State(app): Shared, Path(id): Path<String>) -> Response {
 async fn body(app: &App, request: HttpRequest, anthropic: bool) -> Result<Bytes, Response> {
     let limit = app.settings.max_body;
     let too_big = || refuse(413, &format!("the body is larger than the limit of {limit} bytes"), anthropic);
-    let length =
-        request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    if length.is_some_and(|n| n > limit as u64) {
-        return Err(too_big());
-    }
     match tokio::time::timeout(BODY_TIME, to_bytes(request.into_body(), limit)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(too_big()),

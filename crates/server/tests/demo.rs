@@ -110,7 +110,7 @@ fn sixty_tool_calls() {
         let (Some(body), Some(answer)) = (body_of(case), case["answer"].as_str()) else { continue };
         let request = Request::from_json(Api::Chat, body.to_string().as_bytes(), &Options::default());
         let rendered = request.unwrap().encode(&loaded.tokenizer).unwrap();
-        if calls == 60 || rendered.prompt.text() != case["prompt"] || !answer.contains("invoke") {
+        if calls >= 60 || rendered.prompt.text() != case["prompt"] || !answer.contains("invoke") {
             continue;
         }
         let start = if body["thinking"]["type"] == "enabled" { Start::Reasoning } else { Start::Content };
