@@ -1,10 +1,11 @@
 //! Programs that the build and the tests need besides Rust.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::process::run;
+use crate::process::{output, run};
 
 /// Whether `program --version` runs.
 fn has(program: &str) -> bool {
@@ -40,11 +41,16 @@ pub fn install_newest(packages: &[&str]) -> Result<()> {
         .with_context(|| format!("install them by hand (Debian: apt-get install {list})"))
 }
 
-/// The compiler of the emulator's kernels.
+/// The compiler of the emulator's kernels and its sanitizers.
 pub fn clang() -> Result<()> {
-    if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        debian("clang++-19", &["clang-19"])
-    } else {
-        Ok(())
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        return Ok(());
     }
+    debian("clang++-19", &["clang-19", "libclang-rt-19-dev"])?;
+    let folder = output(Command::new("clang++-19").arg("-print-resource-dir"))?;
+    let folder = PathBuf::from(String::from_utf8_lossy(&folder).trim());
+    if !folder.join("include/sanitizer/tsan_interface.h").exists() {
+        install_newest(&["libclang-rt-19-dev"])?;
+    }
+    Ok(())
 }

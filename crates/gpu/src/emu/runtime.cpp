@@ -115,8 +115,11 @@ static void leave() {
 void fail(const char* what) {
     Group* g = group;
     const Fiber& f = g->fibers[g->current];
+    // A thread that has ended stands nowhere: one that waits tells the place.
+    int site = f.state == State::Done ? 0 : f.site;
+    for (uint i = 0; i < g->threads && site == 0; i++) if (g->fibers[i].state != State::Done) site = g->fibers[i].site;
     snprintf(g->error, sizeof g->error, "%s (thread %u of group %u,%u,%u, line %d)", what, g->current, f.place.group.x,
-             f.place.group.y, f.place.group.z, f.site);
+             f.place.group.y, f.place.group.z, site);
     g->failed = true;
     leave();
     __builtin_unreachable();

@@ -189,17 +189,12 @@ impl Metal {
             self.libraries.get(kernel.file).ok_or_else(|| fault("its file is not embedded".into()))?;
         let values = MTLFunctionConstantValues::new();
         for (index, value) in constants {
-            let (mut flag, mut number) = (0u8, 0u32);
-            let (at, kind) = match value {
-                Constant::Bool(v) => {
-                    flag = u8::from(*v);
-                    (NonNull::from(&mut flag).cast::<c_void>(), MTLDataType::Bool)
-                }
-                Constant::U32(v) => {
-                    number = *v;
-                    (NonNull::from(&mut number).cast::<c_void>(), MTLDataType::UInt)
-                }
+            // Little-endian: the first byte is the bool.
+            let (mut bits, kind) = match value {
+                Constant::Bool(v) => (u32::from(*v), MTLDataType::Bool),
+                Constant::U32(v) => (*v, MTLDataType::UInt),
             };
+            let at = NonNull::from(&mut bits).cast::<c_void>();
             // SAFETY: the value lives until the call returns and has the type that is told.
             unsafe { values.setConstantValue_type_atIndex(at, kind, *index as usize) };
         }

@@ -4,9 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use objc2::{rc::Retained, runtime::ProtocolObject};
-use objc2_metal::{
-    MTLBuffer, MTLCommandQueue, MTLDevice, MTLResidencySet, MTLResidencySetDescriptor, MTLResource,
-};
+use objc2_metal::{MTLBuffer, MTLCommandQueue, MTLDevice, MTLResidencySet, MTLResidencySetDescriptor};
 use ops::DeviceError;
 
 use super::{budget::Plan, failed, refused};

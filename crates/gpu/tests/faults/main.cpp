@@ -36,6 +36,8 @@ int main(int, char** arguments) {
         }
         unsigned sum = 0;
         for (unsigned i = 0; i < 64; i++) sum += y[i];
+        free(x);
+        free(y);
         printf("finished %u\n", sum);
         return 0;
     }
