@@ -573,7 +573,7 @@ pub struct BenchModel {
     pub bits: f64,
     /// About how many rows each of the 24 columns of its two Engram tables has; 16000000 as released (203 GB in memory)
     #[arg(long, default_value_t = 100_000, value_name = "N", requires = "synthetic")]
-    pub engram_rows: u64,
+    pub engram_vocab: u64,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,

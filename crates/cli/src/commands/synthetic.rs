@@ -53,7 +53,7 @@ struct KernelTime {
 pub fn run(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
     let rate = Rate::from_bits(args.bits).map_err(|e| Failure::Usage(format!("--bits: {e}")))?;
     let config =
-        synthetic::config(args.engram_rows).map_err(|e| Failure::Usage(format!("--engram-rows: {e}")))?;
+        synthetic::config(args.engram_vocab).map_err(|e| Failure::Usage(format!("--engram-vocab: {e}")))?;
     let weights = Synthetic::new(&config, rate);
     let start = Instant::now();
     let (lm, about) = args.model.device.visit(
