@@ -224,9 +224,11 @@ fn a_wrong_command_line_exits_2() {
 
 #[test]
 fn what_is_not_built_is_refused_with_3() {
-    for device in ["metal", "cuda", "emu"] {
+    for device in ["metal", "cuda"] {
         refused(&["run", "-p", "x", "--device", device], 3, "use --device cpu");
     }
+    // The emulator is there; the demo model runs without a receipt on the CPU only.
+    refused(&["run", "-p", "x", "--device", "emu", "--numerics", "exact"], 3, "--allow-unqualified");
     let dir = tempfile::tempdir().unwrap();
     let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url",
         "image_url": {"url": "data:image/png;base64,AA=="}}]}]}"#;

@@ -2,7 +2,7 @@
 
 use checkpoint::Checkpoint;
 use clap::Args;
-use engine::Loaded;
+use engine::{Device, Loaded};
 use qualify::{
     capabilities::{Capabilities, Status, Wanted},
     identity,
@@ -63,7 +63,8 @@ impl Admission {
             model: &with_tables,
         });
         let unqualified = entry.status != Status::Qualified;
-        if unqualified && model.model.is_some() && !self.allow_unqualified {
+        let inside = model.model.is_none() && model.device == Device::Cpu;
+        if unqualified && !inside && !self.allow_unqualified {
             return Err(Failure::Engine(engine::Error::Refused(format!(
                 "{name} is refused as not qualified: {}; {}, or run it as it is with --allow-unqualified",
                 entry.reason, entry.lift
