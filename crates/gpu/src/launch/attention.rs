@@ -7,8 +7,15 @@ use crate::{Buf, Device, Gpu, record::u32_of};
 
 /// Most values of a head, as in attention.metal.
 const DIM: usize = 512;
-/// Rows up to which few heads share a threadgroup, so that more of the GPU has work.
-const FEW: usize = 4;
+/// Columns of a step of the softmax and of a threadgroup of scores, heads of a threadgroup of scores and of values, and
+/// dimensions of the latter, as there.
+const STEP: usize = 64;
+const CHUNK: usize = 8;
+const SCORED: usize = 16;
+const TEAM: usize = 4;
+const SLICE: usize = 64;
+/// Rows whose scores and decoded columns are in memory at a time: 50 MiB at the released widths.
+const ROWS: usize = 64;
 
 #[repr(C)]
 struct Params {
@@ -21,6 +28,7 @@ struct Params {
     top: u32,
     key_bytes: u32,
     entry_bytes: u32,
+    columns: u32,
     scale: f32,
 }
 
@@ -68,6 +76,7 @@ impl<D: Device> Gpu<D> {
         assert_eq!(positions.len(), rows, "positions of the queries");
         let out = self.values(q.shape());
         let top = compressed.map_or(0, |c| c.topk.width());
+        let columns = (window.size + extra + top).next_multiple_of(STEP);
         let params = Params {
             heads: u32_of(heads),
             dim: u32_of(dim),
@@ -78,16 +87,29 @@ impl<D: Device> Gpu<D> {
             top: u32_of(top),
             key_bytes: u32_of(fp8_row_bytes(dim)),
             entry_bytes: u32_of(kv_row_bytes(dim)),
+            columns: u32_of(columns),
             scale: (dim as f64).powf(-0.5) as f32,
         };
-        // Without entries nothing reads these two.
-        let [cache, chosen] = compressed.map_or([window.ring, window.ring], |c| [c.cache, c.topk]);
         let positions = self.words(positions);
-        let bindings =
-            [q, window.ring, window.fresh, cache, chosen, sinks, &positions, &out].map(Buf::binding);
-        let simdgroups = if rows <= FEW { 4 } else { 8 };
-        let grid = [heads.div_ceil(simdgroups), rows, 1];
-        self.launch("attention", &[self.rounding()], &bindings, &params, grid, [32 * simdgroups, 1, 1]);
+        for first in (0..rows).step_by(ROWS) {
+            let count = (rows - first).min(ROWS);
+            let (q, out) = (q.rows_at(first, count), out.rows_at(first, count));
+            let positions = positions.rows_at(first, count);
+            // Without entries nothing reads these two.
+            let (cache, chosen) = match compressed {
+                Some(c) => (c.cache, c.topk.rows_at(first, count)),
+                None => (window.ring, window.ring.clone()),
+            };
+            let (scores, decoded) =
+                (self.values(&[count, heads, columns]), self.values(&[count, columns, DIM / 2]));
+            let bindings =
+                [&q, window.ring, window.fresh, cache, &chosen, &positions, &scores, &decoded].map(Buf::binding);
+            let grid = [columns / CHUNK, heads.div_ceil(SCORED), count];
+            self.launch("attention_scores", &[self.rounding()], &bindings, &params, grid, [256, 1, 1]);
+            let bindings = [&scores, &decoded, sinks, &out].map(Buf::binding);
+            let grid = [dim.div_ceil(SLICE), heads.div_ceil(TEAM), count];
+            self.launch("attention_values", &[self.rounding()], &bindings, &params, grid, [128, 1, 1]);
+        }
         out
     }
 }

@@ -7,7 +7,7 @@ use half::f16;
 use numerics::generator::Stream;
 use ops::{
     ExpertWeights, Host, Io, Mode, Routing,
-    registry::{generated_weight, nrms},
+    registry::{self, Geometry, generated_weight, nrms},
 };
 use safetensors::SafeTensors;
 
@@ -467,4 +467,11 @@ fn the_longest_sums_stay_within_the_limit() {
             assert!(error <= 1e-6, "{} {outs} x {cols}, {rows} rows: {error:e}", form.name());
         }
     }
+}
+
+/// More rows than the scores of attention are kept for at a time.
+#[test]
+fn attention_of_many_rows_has_the_bits_of_single_ones() {
+    let differing = registry::row_variance("sparse_attention", &emu(Mode::Source), &Geometry::TINY, 67, 3);
+    assert_eq!(differing.unwrap(), []);
 }
