@@ -102,8 +102,8 @@ impl<D: Device> Gpu<D> {
             };
             let (scores, decoded) =
                 (self.values(&[count, heads, columns]), self.values(&[count, columns, DIM / 2]));
-            let bindings =
-                [&q, window.ring, window.fresh, cache, &chosen, &positions, &scores, &decoded].map(Buf::binding);
+            let bindings = [&q, window.ring, window.fresh, cache, &chosen, &positions, &scores, &decoded]
+                .map(Buf::binding);
             let grid = [columns / CHUNK, heads.div_ceil(SCORED), count];
             self.launch("attention_scores", &[self.rounding()], &bindings, &params, grid, [256, 1, 1]);
             let bindings = [&scores, &decoded, sinks, &out].map(Buf::binding);
