@@ -96,6 +96,12 @@ pub trait Device: Send + Sync + 'static {
         true
     }
 
+    /// Whether buffers of similar lengths are made equally long, so that they can stand in for each other. A device that
+    /// looks for accesses behind a buffer's end wants the lengths that are used.
+    fn shares_lengths(&self) -> bool {
+        true
+    }
+
     /// `bytes` of device memory; the contents are arbitrary (the emulator fills them with 0xFF).
     fn allocate(&self, bytes: usize) -> Result<Self::Buffer, DeviceError>;
     /// The mapped pages around `bytes` as device memory, without a copy, and the offset of `bytes` in them; `None`

@@ -91,7 +91,11 @@ impl<D: Device> Pool<D> {
         bytes: usize,
         writer: Writer,
     ) -> Result<Storage<D>, DeviceError> {
-        let bytes = if writer == Writer::Cache { bytes.next_multiple_of(16).max(16) } else { class(bytes) };
+        let bytes = match writer {
+            _ if !device.shares_lengths() => bytes.max(1),
+            Writer::Cache => bytes.next_multiple_of(16).max(16),
+            Writer::Kernels | Writer::Host => class(bytes),
+        };
         let mut state = self.state();
         let list = match writer {
             Writer::Kernels => state.kernels.get_mut(&bytes),

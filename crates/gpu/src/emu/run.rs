@@ -114,6 +114,18 @@ impl Emu {
         Self { shuffle, ..self }
     }
 
+    /// A buffer on memory of `bytes`, as Metal makes one: of whole pages only.
+    fn without_copy(&self, first: *const u8, len: usize, bytes: &Bytes) -> Result<Buffer, DeviceError> {
+        let page = self.limits.import_alignment as usize;
+        if len == 0 || !(first as usize).is_multiple_of(page) || !len.is_multiple_of(page) {
+            return Err(failed(format!(
+                "an imported range at {first:p} of {len} bytes is not made of pages of {page}"
+            )));
+        }
+        let owner = Owner::Mapped { _bytes: bytes.clone() };
+        Ok(Buffer(Arc::new(Memory { at: first.cast_mut(), bytes: len, owner })))
+    }
+
     fn check(&self, d: &Dispatch<Self>) -> Result<(), DeviceError> {
         let kernel = d.pipeline.kernel;
         let refuse = |what: String| Err(failed(format!("kernel {}: {what}", kernel.name)));
@@ -287,17 +299,9 @@ impl Device for Emu {
     }
 
     fn import(&self, bytes: &Bytes) -> Result<Option<(Buffer, u64)>, DeviceError> {
-        let page = self.limits.import_alignment as usize;
-        let Some((first, len)) = bytes.pages(page) else { return Ok(None) };
-        let at = first.cast_mut();
-        let offset = bytes.as_ptr() as u64 - at as u64;
-        if !(at as usize).is_multiple_of(page) || !len.is_multiple_of(page) {
-            return Err(failed(format!(
-                "an imported range at {at:p} of {len} bytes is not made of pages of {page}"
-            )));
-        }
-        let memory = Memory { at, bytes: len, owner: Owner::Mapped { _bytes: bytes.clone() } };
-        Ok(Some((Buffer(Arc::new(memory)), offset)))
+        let Some((first, len)) = bytes.pages(self.limits.import_alignment as usize) else { return Ok(None) };
+        let offset = bytes.as_ptr() as u64 - first as u64;
+        Ok(Some((self.without_copy(first, len, bytes)?, offset)))
     }
 
     fn write(&self, buffer: &Buffer, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
@@ -349,5 +353,30 @@ impl Device for Emu {
 
     fn wait(&self) -> Result<Option<f64>, DeviceError> {
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Metal makes no buffer of memory that begins or ends within a page of 16 KiB; nor does the emulator.
+    #[test]
+    fn a_misaligned_buffer_without_copy_is_refused() {
+        let emu = Emu::open().unwrap();
+        let page = emu.limits.import_alignment as usize;
+        let bytes = Bytes::copied(&vec![7; 3 * page]);
+        let first = bytes.as_ptr().wrapping_add(bytes.as_ptr().align_offset(page));
+        let read = |buffer: &Buffer| {
+            let mut data = [0; 4];
+            emu.read(buffer, page as u64 - 4, &mut data).unwrap();
+            data
+        };
+        assert_eq!(read(&emu.without_copy(first, page, &bytes).unwrap()), [7; 4]);
+        for (shift, len) in [(4096, page), (16, page), (0, page - 4096), (0, 0)] {
+            let refused = emu.without_copy(first.wrapping_add(shift), len, &bytes);
+            let said = refused.err().expect("no whole pages").to_string();
+            assert!(said.contains("not made of pages of 16384"), "{shift} {len}: {said}");
+        }
     }
 }

@@ -61,7 +61,7 @@ struct Fiber {
     int site;
     Place place;
 #ifdef MSL_TSAN
-    void* tsan;
+    void* tsan;  // one of the group's contexts
 #endif
 };
 
@@ -70,11 +70,16 @@ struct alignas(16) Simdgroup {
     char results[2][16];
     uint taken[2];   // which exchange the result belongs to
     uint exchanges;  // finished so far
-    char tag;
+    char tags[2];    // what ThreadSanitizer knows the two by
 };
 
 constexpr size_t STACK = 256 << 10;
 constexpr size_t SHARED = 32 << 10;
+#ifdef MSL_TSAN
+/// Threads that ThreadSanitizer tells apart in a threadgroup: it knows 255 at a time, and misses races beyond. Several
+/// lanes of a simdgroup share one, neighbours never do.
+constexpr uint CONTEXTS = 32;
+#endif
 
 /// The threadgroup that this operating-system thread runs.
 struct Group {
@@ -92,9 +97,11 @@ struct Group {
     void* main_pointer = nullptr;
     char error[256];
     bool failed = false;
-    char tag;
+    char begin, end, tags[2];  // start, end and barriers in turn, for ThreadSanitizer
+    uint barriers = 0;         // finished so far
 #ifdef MSL_TSAN
     void* tsan_main;
+    void* contexts[CONTEXTS] = {};
 #endif
 };
 
@@ -131,7 +138,9 @@ static void go(uint to) {
     if (to == from) return;
     g->current = to;
 #ifdef MSL_TSAN
-    __tsan_switch_to_fiber(g->fibers[to].tsan, __tsan_switch_to_fiber_no_sync);
+    if (g->fibers[to].tsan != g->fibers[from].tsan) {
+        __tsan_switch_to_fiber(g->fibers[to].tsan, __tsan_switch_to_fiber_no_sync);
+    }
 #endif
     msl_switch(&g->fibers[from].stack_pointer, g->fibers[to].stack_pointer);
 }
@@ -166,6 +175,7 @@ static bool wake_group() {
     }
     for (uint i = 0; i < g->threads; i++) g->fibers[i].state = State::Ready;
     g->waiting = 0;
+    g->barriers++;
     return true;
 }
 
@@ -193,11 +203,13 @@ void barrier(int site) {
     f.state = State::AtBarrier;
     g->waiting++;
 #ifdef MSL_TSAN
-    __tsan_release(&g->tag);
+    // Two in turn: a thread that runs ahead to the next barrier tells nothing to those that still leave this one.
+    char* tag = &g->tags[g->barriers & 1];
+    __tsan_release(tag);
 #endif
     schedule();
 #ifdef MSL_TSAN
-    __tsan_acquire(&group->tag);
+    __tsan_acquire(tag);
 #endif
 }
 
@@ -206,17 +218,19 @@ char* exchange(const void* value, size_t bytes, int site) {
     uint at = g->current;
     Fiber& f = g->fibers[at];
     Simdgroup& s = g->simdgroups[at / 32];
-    char* slots = s.slots[g->counts[at]++ & 1];
+    uint turn = g->counts[at]++ & 1;
+    char* slots = s.slots[turn];
     memcpy(slots + 16 * (at % 32), value, bytes);
     f.site = site;
     f.state = State::AtSimd;
 #ifdef MSL_TSAN
-    __tsan_release(&s.tag);
+    __tsan_release(&s.tags[turn]);
 #endif
     schedule();
 #ifdef MSL_TSAN
-    __tsan_acquire(&s.tag);
+    __tsan_acquire(&s.tags[turn]);
 #endif
+    (void)turn;
     return slots;
 }
 
@@ -241,12 +255,15 @@ void* shared(int id, size_t bytes) {
 
 static void enter() {
     Group* g = group;
+#ifdef MSL_TSAN
+    __tsan_acquire(&g->begin);
+#endif
     g->function(g->arguments, &g->fibers[g->current].place);
     g = group;
     g->fibers[g->current].state = State::Done;
     g->done++;
 #ifdef MSL_TSAN
-    __tsan_release(&g->tag);
+    __tsan_release(&g->end);
 #endif
     schedule();
     __builtin_trap();
@@ -286,7 +303,7 @@ static void run_group(Group& g, Function function, void** arguments, const Grid&
     group = &g;
     g.function = function;
     g.arguments = arguments;
-    g.waiting = g.done = 0;
+    g.waiting = g.done = g.barriers = 0;
     g.used = 0;
     g.dynamic = grid.shared;
     std::fill(std::begin(g.offsets), std::end(g.offsets), SIZE_MAX);
@@ -307,6 +324,8 @@ static void run_group(Group& g, Function function, void** arguments, const Grid&
     while (g.stacks.size() < g.threads) g.stacks.push_back((char*)map(STACK));
 #ifdef MSL_TSAN
     g.tsan_main = __tsan_get_current_fiber();
+    __tsan_release(&g.begin);
+    uint apart = simdgroups < CONTEXTS ? CONTEXTS / simdgroups : 1;
 #endif
     for (uint i = 0; i < g.threads; i++) {
         Fiber& f = g.fibers[i];
@@ -319,17 +338,18 @@ static void run_group(Group& g, Function function, void** arguments, const Grid&
         for (int k = 0; k < 6; k++) *--sp = nullptr;
         f.stack_pointer = sp;
 #ifdef MSL_TSAN
-        f.tsan = __tsan_create_fiber(0);
+        void*& context = g.contexts[(i / 32 * apart + i % 32 % apart) % CONTEXTS];
+        if (!context) context = __tsan_create_fiber(0);
+        f.tsan = context;
 #endif
     }
     g.current = g.order[0] * 32;
 #ifdef MSL_TSAN
-    __tsan_switch_to_fiber(g.fibers[g.current].tsan, 0);
+    __tsan_switch_to_fiber(g.fibers[g.current].tsan, __tsan_switch_to_fiber_no_sync);
 #endif
     msl_switch(&g.main_pointer, g.fibers[g.current].stack_pointer);
 #ifdef MSL_TSAN
-    __tsan_acquire(&g.tag);
-    for (uint i = 0; i < g.threads; i++) __tsan_destroy_fiber(g.fibers[i].tsan);
+    __tsan_acquire(&g.end);
 #endif
     group = nullptr;
 }

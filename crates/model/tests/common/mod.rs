@@ -198,6 +198,11 @@ pub fn median(values: &[f64]) -> f64 {
     v[v.len() / 2]
 }
 
+/// Whether what is slow runs too.
+pub fn full() -> bool {
+    std::env::var_os("HALLMARK_FULL").is_some()
+}
+
 /// The CPU backend as it serves.
 pub fn cpu(mode: Mode) -> Cpu {
     Cpu::new(mode, None, None).unwrap()
