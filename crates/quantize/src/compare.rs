@@ -12,11 +12,9 @@ use text::{EngramMap, Tokenizer};
 
 use crate::{Error, Result, Text};
 
-/// Figures over some texts: means over the scored tokens. A text is scored on its answer, or as a whole without one.
+/// Means over tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Figures {
-    /// Texts.
-    pub texts: usize,
+pub struct Losses {
     /// Scored tokens.
     pub tokens: usize,
     /// Negative log likelihood a token of the first model, nats.
@@ -29,6 +27,17 @@ pub struct Figures {
     pub kl_back: f64,
     /// Share of tokens at which both have the same best one.
     pub top1: f64,
+}
+
+/// Figures over some texts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Texts.
+    pub texts: usize,
+    /// Every token but the first of each text, prompts included.
+    pub every: Losses,
+    /// The tokens of answers.
+    pub answer: Losses,
     /// Texts with a right answer.
     pub answers: usize,
     /// Share of answers of which the first model has every token as its best one.
@@ -70,33 +79,44 @@ pub struct Worst {
 /// Tokens that [`Comparison::worst`] keeps.
 const WORST: usize = 10;
 
-/// Sums on the way to [`Figures`].
-impl Figures {
-    fn add(&mut self, other: &Figures) {
-        self.texts += other.texts;
+/// Sums on the way to means.
+impl Losses {
+    fn add(&mut self, other: &Losses) {
         self.tokens += other.tokens;
-        self.answers += other.answers;
         for (sum, v) in [
             (&mut self.nll_a, other.nll_a),
             (&mut self.nll_b, other.nll_b),
             (&mut self.kl, other.kl),
             (&mut self.kl_back, other.kl_back),
             (&mut self.top1, other.top1),
-            (&mut self.right_a, other.right_a),
-            (&mut self.right_b, other.right_b),
         ] {
             *sum += v;
         }
     }
 
     fn mean(mut self) -> Self {
-        let (tokens, answers) = (self.tokens.max(1) as f64, self.answers.max(1) as f64);
+        let tokens = self.tokens.max(1) as f64;
         for v in [&mut self.nll_a, &mut self.nll_b, &mut self.kl, &mut self.kl_back, &mut self.top1] {
             *v /= tokens;
         }
-        self.right_a /= answers;
-        self.right_b /= answers;
         self
+    }
+}
+
+impl Figures {
+    fn add(&mut self, other: &Figures) {
+        self.texts += other.texts;
+        self.every.add(&other.every);
+        self.answer.add(&other.answer);
+        self.answers += other.answers;
+        self.right_a += other.right_a;
+        self.right_b += other.right_b;
+    }
+
+    fn mean(self) -> Self {
+        let answers = self.answers.max(1) as f64;
+        let (every, answer) = (self.every.mean(), self.answer.mean());
+        Self { every, answer, right_a: self.right_a / answers, right_b: self.right_b / answers, ..self }
     }
 }
 
@@ -114,13 +134,13 @@ impl Scorer {
         Ok(Self { model, tokenizer })
     }
 
-    /// Logits of the positions from `first` that predict the ids after them, `[n, vocab]`.
-    fn logits(&self, ids: &[u32], first: usize) -> Result<Vec<f32>> {
+    /// Logits of the positions that predict the ids after them, `[ids - 1, vocab]`.
+    fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
         let mut state = self.model.new_state(ids.len())?;
         let out = self.model.forward(&mut state, Input::text(ids), Rows::All, &mut Taps::off())?;
         let logits = out.expect("rows were asked for").logits;
         let vocab = logits.width();
-        Ok(logits.as_f32()[first * vocab..(ids.len() - 1) * vocab].to_vec())
+        Ok(logits.as_f32()[..(ids.len() - 1) * vocab].to_vec())
     }
 }
 
@@ -149,7 +169,6 @@ pub fn compare(
     let mut worst: Vec<Worst> = Vec::new();
     for (i, text) in texts.iter().enumerate() {
         let (ids, prompt) = text.encode(&first.tokenizer);
-        let answer = ids.len() > prompt;
         if ids.len() < 2 || ids.len() > longest || prompt == 0 {
             let n = ids.len();
             return Err(Error::Input(format!(
@@ -157,10 +176,9 @@ pub fn compare(
                 i + 1
             )));
         }
-        let from = if answer { prompt - 1 } else { 0 };
-        let (la, lb) = (first.logits(&ids, from)?, second.logits(&ids, from)?);
-        let (figures, losses) = score(&la, &lb, &ids[from + 1..], answer);
-        let one = |(at, kl)| Worst { text: i + 1, position: from + 1 + at, kl, share: 0.0 };
+        let (la, lb) = (first.logits(&ids)?, second.logits(&ids)?);
+        let (figures, losses) = score(&la, &lb, &ids[1..], ids.len() - prompt);
+        let one = |(at, kl)| Worst { text: i + 1, position: at + 1, kl, share: 0.0 };
         worst.extend(losses.into_iter().enumerate().map(one));
         worst.sort_by(|a, b| b.kl.total_cmp(&a.kl));
         worst.truncate(WORST);
@@ -169,43 +187,46 @@ pub fn compare(
     }
     let mut all = Figures::default();
     categories.values().for_each(|f| all.add(f));
-    if all.kl > 0.0 {
-        worst.iter_mut().for_each(|w| w.share = w.kl / all.kl);
+    if all.every.kl > 0.0 {
+        worst.iter_mut().for_each(|w| w.share = w.kl / all.every.kl);
     }
     let categories = categories.into_iter().map(|(name, f)| (name, f.mean())).collect();
     let (a, b) = (a.location(), b.location());
     Ok(Comparison { a, b, numerics: mode, all: all.mean(), categories, worst })
 }
 
-/// Sums over one text and KL(a ‖ b) of each token; `wanted` are the ids that the rows predict.
-fn score(a: &[f32], b: &[f32], wanted: &[u32], answer: bool) -> (Figures, Vec<f64>) {
+/// Sums over one text and KL(a ‖ b) of each token; `wanted` are the ids that the rows predict, of which the last `answer`
+/// are an answer.
+fn score(a: &[f32], b: &[f32], wanted: &[u32], answer: usize) -> (Figures, Vec<f64>) {
     let vocab = a.len() / wanted.len();
-    let rows = |l: &'_ [f32]| -> (f64, bool) {
-        let (mut nll, mut right) = (0.0, true);
-        for (row, id) in l.chunks_exact(vocab).zip(wanted) {
-            nll -= log_probability(row, *id as usize);
-            right &= indexer::highest(row, 1).first() == Some(&(*id as usize));
+    let mut figures = Figures { texts: 1, answers: usize::from(answer > 0), ..Figures::default() };
+    let (mut right_a, mut right_b) = (true, true);
+    let mut each = Vec::with_capacity(wanted.len());
+    for (i, id) in wanted.iter().enumerate() {
+        let (a, b) = (&a[i * vocab..][..vocab], &b[i * vocab..][..vocab]);
+        let id = *id as usize;
+        // The first model is the reference.
+        let error = metrics::logits(b, a, vocab);
+        let losses = Losses {
+            tokens: 1,
+            nll_a: -log_probability(a, id),
+            nll_b: -log_probability(b, id),
+            kl: error.kl,
+            kl_back: error.kl_back,
+            top1: error.top1,
+        };
+        figures.every.add(&losses);
+        if i + answer >= wanted.len() {
+            figures.answer.add(&losses);
+            let best = |row: &[f32]| indexer::highest(row, 1).first() == Some(&id);
+            right_a &= best(a);
+            right_b &= best(b);
         }
-        (nll, right)
-    };
-    let ((nll_a, right_a), (nll_b, right_b)) = (rows(a), rows(b));
-    // The first model is the reference.
-    let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
-    let errors: Vec<_> = rows.map(|(a, b)| metrics::logits(b, a, vocab)).collect();
-    let hit = |right: bool| f64::from(u8::from(answer && right));
-    let figures = Figures {
-        texts: 1,
-        tokens: wanted.len(),
-        nll_a,
-        nll_b,
-        kl: errors.iter().map(|e| e.kl).sum(),
-        kl_back: errors.iter().map(|e| e.kl_back).sum(),
-        top1: errors.iter().map(|e| e.top1).sum(),
-        answers: usize::from(answer),
-        right_a: hit(right_a),
-        right_b: hit(right_b),
-    };
-    (figures, errors.into_iter().map(|e| e.kl).collect())
+        each.push(error.kl);
+    }
+    let hit = |right: bool| f64::from(u8::from(answer > 0 && right));
+    (figures.right_a, figures.right_b) = (hit(right_a), hit(right_b));
+    (figures, each)
 }
 
 fn log_probability(row: &[f32], id: usize) -> f64 {
@@ -223,17 +244,22 @@ mod tests {
         let (two, none) = (2f32.ln(), 0.0);
         let a = [two, none, none, two, none, none];
         let b = [none, two, none, two, none, none];
-        let (f, losses) = score(&a, &b, &[0, 0], true);
+        let (f, losses) = score(&a, &b, &[0, 0], 1);
         let near = |x: f64, y: f64| (x - y).abs() < 1e-7; // ln 2 in single precision
-        assert!(near(f.nll_a, 2.0 * 2f64.ln()) && near(f.nll_b, 3.0 * 2f64.ln()), "{f:?}");
+        let all = &f.every;
+        assert!(near(all.nll_a, 2.0 * 2f64.ln()) && near(all.nll_b, 3.0 * 2f64.ln()), "{f:?}");
         // Of the first row: 1/2 ln 2 - 1/4 ln 2, both ways.
-        assert!(near(f.kl, 0.25 * 2f64.ln()) && near(f.kl_back, 0.25 * 2f64.ln()), "{f:?}");
-        assert!(near(losses[0], f.kl) && losses[1] == 0.0, "{losses:?}");
-        assert_eq!((f.texts, f.tokens, f.answers), (1, 2, 1));
-        assert_eq!((f.top1, f.right_a, f.right_b), (1.0, 1.0, 0.0));
+        assert!(near(all.kl, 0.25 * 2f64.ln()) && near(all.kl_back, 0.25 * 2f64.ln()), "{f:?}");
+        assert!(near(losses[0], all.kl) && losses[1] == 0.0, "{losses:?}");
+        assert_eq!((f.texts, all.tokens, f.answer.tokens, f.answers), (1, 2, 1, 1));
+        // The answer is the second row, at which both are right.
+        assert_eq!((all.top1, f.answer.top1, f.right_a, f.right_b), (1.0, 1.0, 1.0, 1.0));
+        assert!(near(f.answer.nll_a, 2f64.ln()) && f.answer.kl == 0.0, "{f:?}");
+        assert_eq!(score(&a, &b, &[0, 0], 2).0.right_b, 0.0);
         let mut sum = f.clone();
-        sum.add(&score(&a, &a, &[0, 1], false).0);
+        sum.add(&score(&a, &a, &[0, 1], 0).0);
         let m = sum.mean();
-        assert_eq!((m.texts, m.tokens, m.answers, m.right_a, m.top1), (2, 4, 1, 1.0, 0.75));
+        assert_eq!((m.texts, m.every.tokens, m.answer.tokens, m.answers), (2, 4, 1, 1));
+        assert_eq!((m.right_a, m.every.top1), (1.0, 0.75));
     }
 }

@@ -14,7 +14,7 @@ mod run;
 mod texts;
 mod work;
 
-pub use compare::{Comparison, Figures, Worst, compare};
+pub use compare::{Comparison, Figures, Losses, Worst, compare};
 pub use error::{Error, Result};
 pub use plan::{Options, Search};
 pub use run::{Event, Report, TensorReport, run};

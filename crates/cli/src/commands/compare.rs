@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use checkpoint::Checkpoint;
 use indicatif::{ProgressBar, ProgressStyle};
-use quantize::{Comparison, Figures};
+use quantize::{Comparison, Losses};
 
 use crate::{args::Compare, demo, failure::Failure, render};
 
@@ -36,29 +36,41 @@ fn needs_tables(folder: &std::path::Path) -> bool {
 
 fn table(c: &Comparison) -> String {
     let mut out = format!("a: {}\nb: {}\nnumerics {}\n\n", c.a, c.b, c.numerics.name());
-    out += &format!(
-        "{:<14}{:>7}{:>9}{:>10}{:>10}{:>12}{:>12}{:>9}{:>10}{:>10}\n",
-        "texts", "count", "tokens", "NLL a", "NLL b", "KL(a|b)", "KL(b|a)", "top-1", "right a", "right b"
-    );
-    let row = |name: &str, f: &Figures| {
-        let share = |v: f64| if f.answers == 0 { "-".to_owned() } else { format!("{:.2} %", 100.0 * v) };
+    let head = |title: &str, rest: &str| {
         format!(
-            "{name:<14}{:>7}{:>9}{:>10.5}{:>10.5}{:>12.3e}{:>12.3e}{:>9}{:>10}{:>10}\n",
-            f.texts,
-            f.tokens,
-            f.nll_a,
-            f.nll_b,
-            f.kl,
-            f.kl_back,
-            format!("{:.2} %", 100.0 * f.top1),
-            share(f.right_a),
-            share(f.right_b),
+            "{title:<14}{:>7}{:>9}{:>10}{:>10}{:>12}{:>12}{:>9}{rest}\n",
+            "texts", "tokens", "NLL a", "NLL b", "KL(a|b)", "KL(b|a)", "top-1"
         )
     };
-    for (name, f) in c.categories.iter().filter(|_| c.categories.len() > 1) {
-        out += &row(if name.is_empty() { "-" } else { name }, f);
+    let row = |name: &str, texts: usize, l: &Losses, rest: &str| {
+        format!(
+            "{name:<14}{texts:>7}{:>9}{:>10.5}{:>10.5}{:>12.3e}{:>12.3e}{:>9}{rest}\n",
+            l.tokens,
+            l.nll_a,
+            l.nll_b,
+            l.kl,
+            l.kl_back,
+            format!("{:.2} %", 100.0 * l.top1),
+        )
+    };
+    let several = c.categories.len() > 1;
+    let names =
+        || c.categories.iter().filter(move |_| several).map(|(n, f)| (if n.is_empty() { "-" } else { n }, f));
+    let every = || names().chain(std::iter::once(("all", &c.all)));
+    out += &head("every token", "");
+    every().for_each(|(name, f)| out += &row(name, f.texts, &f.every, ""));
+    if c.all.answers > 0 {
+        out += &format!("\n{}", head("answers", &format!("{:>10}{:>10}", "right a", "right b")));
+        for (name, f) in every().filter(|(_, f)| f.answers > 0) {
+            let share = |v: f64| format!("{:.2} %", 100.0 * v);
+            out += &row(
+                name,
+                f.answers,
+                &f.answer,
+                &format!("{:>10}{:>10}", share(f.right_a), share(f.right_b)),
+            );
+        }
     }
-    out += &row("all", &c.all);
     if let Some(w) = c.worst.first().filter(|w| w.kl > 0.0) {
         let sum: f64 = c.worst.iter().map(|w| w.share).sum();
         out += &format!(
