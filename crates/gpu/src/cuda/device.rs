@@ -1,17 +1,19 @@
 //! One CUDA device.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::sync::{Arc, Mutex};
 
 use checkpoint::Bytes;
 use cudarc::driver::{result, sys};
 use ops::DeviceError;
 
+use super::graph::{Argument, Call, Graphs};
 use super::{compile, failed, no_nvrtc, profile, refused};
+use crate::kernels::Parameter;
 use crate::{Binding, Constant, Device, Dispatch, Kernel, Limits, kernels};
 
-fn check<T>(what: &str, r: Result<T, result::DriverError>) -> Result<T, DeviceError> {
+pub(super) fn check<T>(what: &str, r: Result<T, result::DriverError>) -> Result<T, DeviceError> {
     r.map_err(|e| match e.0 {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => refused(format!("{what}: the GPU's memory is full")),
         _ => failed(format!("{what}: {e:?}")),
@@ -33,6 +35,7 @@ pub struct Cuda {
     pipelines: Mutex<HashMap<Variant, Pipeline>>,
     modules: Mutex<HashMap<Variant, usize>>,
     clock: Mutex<Option<[Event; 2]>>,
+    graphs: Mutex<Graphs>,
 }
 
 /// Context and stream, alive while a buffer is.
@@ -152,6 +155,7 @@ impl Cuda {
             pipelines: Mutex::default(),
             modules: Mutex::default(),
             clock: Mutex::default(),
+            graphs: Mutex::default(),
         })
     }
 
@@ -292,17 +296,11 @@ impl Device for Cuda {
         // SAFETY: events and stream are alive.
         check("CUDA event", unsafe { result::event::record(start.0, stream) })?;
         let mut uploaded = 0;
-        let mut marks = Vec::new();
-        let timed = profile::enabled();
-        for d in &list {
-            if timed {
-                marks.push(mark(stream)?);
-            }
-            launch(d, stream, arena.as_ref(), &mut uploaded)?;
-        }
-        if timed {
-            marks.push(mark(stream)?);
-            account(&list, &marks, stream)?;
+        let calls: Vec<Call> = list.iter().map(|d| call(d, arena.as_ref(), &mut uploaded)).collect();
+        if profile::enabled() {
+            timed(&calls, stream)?;
+        } else {
+            self.graphs.lock().expect("no panic holds this lock").run(calls, stream)?;
         }
         // SAFETY: as above.
         check("CUDA event", unsafe { result::event::record(end.0, stream) })
@@ -328,14 +326,19 @@ fn mark(stream: sys::CUstream) -> Result<Event, DeviceError> {
     Ok(Event(event))
 }
 
-/// Adds the time between each two marks to the kernel that ran there.
-fn account(list: &[Dispatch<Cuda>], marks: &[Event], stream: sys::CUstream) -> Result<(), DeviceError> {
+/// Starts one call after another and keeps the time of each.
+fn timed(calls: &[Call], stream: sys::CUstream) -> Result<(), DeviceError> {
+    let mut marks = vec![mark(stream)?];
+    for call in calls {
+        call.launch(stream)?;
+        marks.push(mark(stream)?);
+    }
     // SAFETY: the stream is alive.
     check("work on the GPU", unsafe { result::stream::synchronize(stream) })?;
-    for (d, pair) in list.iter().zip(marks.windows(2)) {
+    for (call, pair) in calls.iter().zip(marks.windows(2)) {
         // SAFETY: both were recorded on the stream that was waited for.
         let ms = check("CUDA event", unsafe { result::event::elapsed(pair[0].0, pair[1].0) })?;
-        profile::add(d.pipeline.kernel.name, f64::from(ms) / 1e3);
+        profile::add(call.name, f64::from(ms) / 1e3);
     }
     Ok(())
 }
@@ -370,46 +373,25 @@ impl Cuda {
     }
 }
 
-fn launch(
-    d: &Dispatch<Cuda>,
-    stream: sys::CUstream,
-    arena: Option<&Buffer>,
-    uploaded: &mut usize,
-) -> Result<(), DeviceError> {
+/// A dispatch as the driver takes it: one argument for each parameter.
+fn call(d: &Dispatch<Cuda>, arena: Option<&Buffer>, uploaded: &mut usize) -> Call {
     let kernel = d.pipeline.kernel;
     assert_eq!(d.bindings.len(), kernel.parameters.len(), "bindings of {}", kernel.name);
-    let mut pointers: Vec<sys::CUdeviceptr> = Vec::with_capacity(d.bindings.len());
-    for (binding, parameter) in d.bindings.iter().zip(kernel.parameters) {
-        pointers.push(match binding {
-            Binding::Buffer(b, offset) => b.range(*offset, 0),
-            Binding::Inline(_) if parameter.by_value => 0,
-            Binding::Inline(bytes) => {
-                let at = *uploaded;
-                *uploaded += padded(bytes.len());
-                arena.expect("an upload of every array").range(at as u64, bytes.len())
-            }
-        });
-    }
-    let mut arguments: Vec<*mut c_void> = Vec::with_capacity(pointers.len());
-    for (binding, pointer) in d.bindings.iter().zip(&mut pointers) {
-        arguments.push(match binding {
-            Binding::Inline(bytes) if *pointer == 0 => bytes.as_ptr().cast_mut().cast(),
-            _ => (&raw mut *pointer).cast(),
-        });
-    }
-    let (groups, threads) = (d.groups, d.threads);
-    let shared: u32 = d.threadgroup.iter().sum();
-    // SAFETY: the function is loaded, the arguments match its parameters one by one, and the buffers live at least
-    // until the stream has run the launch (they are freed in stream order).
-    let r = unsafe {
-        result::launch_kernel(
-            d.pipeline.function as sys::CUfunction,
-            (groups[0], groups[1], groups[2]),
-            (threads[0], threads[1], threads[2]),
-            shared,
-            stream,
-            &mut arguments,
-        )
+    let argument = |(binding, parameter): (&Binding<Buffer>, &Parameter)| match binding {
+        Binding::Buffer(b, offset) => Argument::Pointer(b.range(*offset, 0)),
+        Binding::Inline(bytes) if parameter.by_value => Argument::Bytes(bytes.clone()),
+        Binding::Inline(bytes) => {
+            let at = *uploaded;
+            *uploaded += padded(bytes.len());
+            Argument::Pointer(arena.expect("an upload of every array").range(at as u64, bytes.len()))
+        }
     };
-    check(kernel.name, r)
+    Call {
+        name: kernel.name,
+        function: d.pipeline.function,
+        groups: d.groups,
+        threads: d.threads,
+        shared: d.threadgroup.iter().sum(),
+        arguments: d.bindings.iter().zip(kernel.parameters).map(argument).collect(),
+    }
 }

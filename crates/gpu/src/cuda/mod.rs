@@ -2,6 +2,7 @@
 
 mod compile;
 mod device;
+mod graph;
 pub mod profile;
 
 pub use compile::{Compiled, cached, compile, registers, version};
