@@ -2,6 +2,7 @@
 
 mod cross;
 mod fixtures;
+mod node;
 mod notices;
 mod nvrtc;
 mod oracle;
@@ -15,6 +16,7 @@ mod tokenizer;
 mod tools;
 mod tree;
 mod trim;
+mod web;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -80,6 +82,12 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
+    /// Try the server as its users meet it: the page in a browser, the examples, OpenAI's and Anthropic's clients
+    Web {
+        /// Write the pictures of docs/ anew
+        #[arg(long)]
+        shots: bool,
+    },
     /// Check the code for macOS on Linux (installs Debian's cross toolchain)
     Cross,
     /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
@@ -101,6 +109,7 @@ fn main() -> ExitCode {
         Command::Oracle { oracle } => oracle::run(&oracle),
         Command::Receipts { table } => receipts::run(table),
         Command::Nvrtc { write } => nvrtc::run_tests(write),
+        Command::Web { shots } => web::run_all(shots),
         Command::Cross => cross::check(),
         Command::Notices { check } => notices::run(check),
     };

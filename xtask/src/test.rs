@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command, target_dir};
-use crate::{cross, fixtures, notices, nvrtc, receipts, tokenizer, tools, tree};
+use crate::{cross, fixtures, notices, nvrtc, receipts, tokenizer, tools, tree, web};
 
 type Part = (&'static str, fn(bool) -> Result<()>);
 
 /// In this order: what is quick and what later parts need comes first.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 13] = [
     ("tree", |_| tree::check()),
     ("fixtures", |_| fixtures::run(false)),
     ("notices", |_| notices::run(true)),
@@ -22,6 +22,8 @@ const PARTS: [Part; 11] = [
     ("macos", |_| cross::check()),
     ("tokenizer", |_| tokenizer::run()),
     ("tests", tests),
+    ("browser", |_| web::browser(false)),
+    ("clients", |_| web::clients()),
     ("nvrtc", |_| nvrtc::run_tests(false)),
     ("receipts", |_| receipts::check()),
 ];

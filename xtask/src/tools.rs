@@ -15,7 +15,7 @@ fn has(program: &str) -> bool {
 }
 
 /// Installs Debian packages unless `program` is there already.
-fn debian(program: &str, packages: &[&str]) -> Result<()> {
+pub fn debian(program: &str, packages: &[&str]) -> Result<()> {
     if has(program) {
         return Ok(());
     }

@@ -9,7 +9,8 @@ use crate::process::{root, tracked};
 const TREE_LIMIT: u64 = 48_000_000;
 const FIXTURES_LIMIT: u64 = 30_000_000;
 const LINES_LIMIT: usize = 900;
-const SOURCES: [&str; 9] = [".rs", ".metal", ".cu", ".cuh", ".cpp", ".h", ".py", ".js", ".sh"];
+const SOURCES: [&str; 12] =
+    [".rs", ".metal", ".cu", ".cuh", ".cpp", ".h", ".py", ".js", ".mjs", ".css", ".html", ".sh"];
 /// Written in two parts, so that this file does not hold them.
 const MARKS: [&str; 5] = [
     concat!("to", "do!("),

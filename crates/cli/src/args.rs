@@ -306,8 +306,9 @@ pub struct Chat {
     pub admission: Admission,
 }
 
-/// Serve the OpenAI APIs (chat completions, completions, responses) and Anthropic messages over HTTP. One request computes
-/// at a time, the others wait; docs/api.md says what becomes of every field.
+/// Serve the OpenAI APIs (chat completions, completions, responses) and Anthropic messages over HTTP, and a web page at /.
+/// One request computes at a time, the others wait; docs/serving.md tells how to begin, docs/api.md what becomes of every
+/// field.
 #[cfg(feature = "server")]
 #[derive(Args)]
 pub struct Serve {
@@ -346,6 +347,12 @@ pub struct Serve {
     /// Origin whose web pages may use the server, or *; may be given more than once (default: none)
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
+    /// Show the receipts of this folder on the web page too, beside those of the program and of this machine
+    #[arg(long, value_name = "DIR")]
+    pub receipts: Option<PathBuf>,
+    /// Show this judgement on the web page: what hallmark judge --json printed
+    #[arg(long, value_name = "FILE")]
+    pub judgement: Option<PathBuf>,
     #[command(flatten)]
     pub sessions: Sessions,
     #[command(flatten)]

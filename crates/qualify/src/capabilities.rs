@@ -112,7 +112,18 @@ impl Capabilities {
         }
     }
 
-    fn add_folder(&mut self, folder: &Path) {
+    /// The sound receipts with their file names.
+    pub fn receipts(&self) -> &[(String, Receipt)] {
+        &self.receipts
+    }
+
+    /// The contents that receipts are held against.
+    pub fn inputs(&self) -> &Inputs {
+        &self.inputs
+    }
+
+    /// Adds the receipts of a folder; those that cannot be read or are not sound become warnings.
+    pub fn add_folder(&mut self, folder: &Path) {
         let mut paths: Vec<PathBuf> =
             fs::read_dir(folder).into_iter().flatten().flatten().map(|e| e.path()).collect();
         paths.sort();

@@ -31,6 +31,7 @@ use tower_http::cors::{Any, CorsLayer};
 use crate::{
     completion, fields,
     metrics::Metrics,
+    page,
     wire::{self, Chat, Completion, Frame, Head, Messages, Responses, Wire},
     worker::{Failure, Job, NotTaken, Queue, TokenLog, Update},
 };
@@ -56,6 +57,8 @@ pub struct Settings {
     pub cors: Vec<String>,
     /// Time between signs of life to a client that waits.
     pub keep_alive: Duration,
+    /// An object for the web page: what is qualified (`qualification`), what to ask (`suggestions`).
+    pub page: Value,
 }
 
 impl Settings {
@@ -71,6 +74,7 @@ impl Settings {
             official_sampling: false,
             cors: Vec::new(),
             keep_alive: Duration::from_secs(5),
+            page: Value::Null,
         }
     }
 }
@@ -81,11 +85,11 @@ const ALIASES: [&str; 4] =
 /// Longest wait for a body.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
-struct App {
-    settings: Settings,
+pub(crate) struct App {
+    pub(crate) settings: Settings,
     options: text::Options,
     tokenizer: Arc<Tokenizer>,
-    queue: Arc<Queue>,
+    pub(crate) queue: Arc<Queue>,
     metrics: Arc<Metrics>,
     started: u64,
     ids: AtomicU64,
@@ -141,7 +145,10 @@ pub fn router(
         .route("/anthropic/v1/messages", post(messages))
         .route("/anthropic/v1/messages/count_tokens", post(count_tokens))
         .route("/beta/completions", post(completions))
+        .route("/web/server.json", get(page::about))
         .layer(middleware::from_fn_with_state(app.clone(), check_key))
+        .route("/", get(page::index))
+        .route("/web/{file}", get(page::file))
         .route("/health", get(health))
         .route("/metrics", get(metrics_text))
         .route("/openapi.json", get(|| async { Json(fields::openapi()) }))
@@ -176,7 +183,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-fn refuse(status: u16, message: &str, anthropic: bool) -> Response {
+pub(crate) fn refuse(status: u16, message: &str, anthropic: bool) -> Response {
     let body = if anthropic { wire::anthropic_error(status, message) } else { wire::error(status, message) };
     (StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), Json(body)).into_response()
 }
@@ -231,6 +238,9 @@ async fn health(State(app): Shared) -> Response {
 async fn metrics_text(State(app): Shared) -> Response {
     app.metrics.waiting.set(app.queue.len() as i64);
     app.metrics.running.set(app.queue.running() as i64);
+    if let Some(used) = engine::memory::used() {
+        app.metrics.memory.set(i64::try_from(used.resident).unwrap_or(i64::MAX));
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.text()).into_response()
 }
 

@@ -1,4 +1,4 @@
-//! HTTP over one engine: OpenAI chat completions, completions and responses, Anthropic messages.
+//! HTTP over one engine: OpenAI chat completions, completions and responses, Anthropic messages, a web page.
 //!
 //! ```text
 //! connection ─► read, check ─► queue ─► worker (Engine) ─► updates ─► Wire ─► connection
@@ -13,6 +13,7 @@ mod completion;
 pub mod fields;
 mod http;
 mod metrics;
+mod page;
 mod wire;
 mod worker;
 

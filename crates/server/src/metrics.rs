@@ -14,6 +14,8 @@ pub struct Metrics {
     pub running: IntGauge,
     /// Requests that wait.
     pub waiting: IntGauge,
+    /// Bytes of this process in memory, mapped weights included; 0 where the system does not tell.
+    pub memory: IntGauge,
     /// Seconds in the queue.
     pub queue_wait: Histogram,
     /// Seconds from arrival to the first token.
@@ -60,6 +62,7 @@ impl Metrics {
             requests,
             running: gauge("requests_running", "Requests that compute")?,
             waiting: gauge("requests_waiting", "Requests that wait")?,
+            memory: gauge("resident_memory_bytes", "Memory of the process, mapped weights included")?,
             queue_wait: histogram("queue_wait_seconds", "Time in the queue", 0.001, 18)?,
             first_token: histogram("time_to_first_token_seconds", "Arrival to first token", 0.001, 18)?,
             inter_token: histogram("inter_token_seconds", "Between tokens", 0.0001, 16)?,

@@ -215,6 +215,11 @@ impl Queue {
         self.len() == 0
     }
 
+    /// Most requests that wait.
+    pub fn limit(&self) -> usize {
+        self.max
+    }
+
     /// Requests that compute.
     pub fn running(&self) -> usize {
         self.running.load(Ordering::SeqCst)

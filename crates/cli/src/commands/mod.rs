@@ -21,6 +21,8 @@ mod release;
 mod run;
 #[cfg(feature = "server")]
 mod serve;
+#[cfg(feature = "server")]
+mod serve_page;
 mod synthetic;
 pub mod trace;
 

@@ -9,6 +9,7 @@ use server::{Engine, SessionEngine, Settings};
 
 use crate::{
     args::{SamplingMode, Serve},
+    commands::serve_page,
     failure::Failure,
 };
 
@@ -20,7 +21,8 @@ impl engine::Watch for Silent {}
 pub fn run(args: &Serve) -> Result<(), Failure> {
     let keys = args.keys()?;
     let address = SocketAddr::new(args.host, args.port);
-    let (loaded, _) = args.admission.load(&args.model)?;
+    let judgement = args.judgement.as_deref().map(serve_page::judgement).transpose()?;
+    let (loaded, standing) = args.admission.load(&args.model)?;
     let longest = loaded.lm.config().max_position_embeddings;
     let context = args.context.unwrap_or(longest.min(65_536));
     let session = args.sessions.open(&loaded, context)?;
@@ -41,6 +43,7 @@ pub fn run(args: &Serve) -> Result<(), Failure> {
         max_body: usize::try_from(args.max_body).unwrap_or(usize::MAX),
         official_sampling: args.sampling == SamplingMode::Official,
         cors: args.cors.clone(),
+        page: serve_page::page(args, &loaded, &standing, judgement)?,
         ..Settings::new(args.served_name.clone(), context)
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
