@@ -5,8 +5,8 @@
 
 use checkpoint::{Form, Weight};
 use ops::{
-    Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, Reference, RopeTable, Routing,
-    Window, dspark, engram, hyper,
+    Backend, Compressed, Data, DeviceError, ExpertWeights, Host, Io, Mix, Mode, Reference, RopeTable,
+    Routing, Window, dspark, engram, hyper,
     hyper::{MIX, MixConstants},
     indexer, linear, moe, norm, pool, rope,
 };
@@ -390,6 +390,7 @@ impl Backend for Cpu {
                 slots.resize(window.size, Slot::Empty);
                 let k = c.topk.width();
                 slots.extend(c.topk.as_i32()[t * k..][..k].iter().map(|j| match usize::try_from(*j) {
+                    Ok(j) if matches!(c.cache.data(), Data::F32(_)) => Slot::Plain(c.cache.row(j)),
                     Ok(j) => Slot::Kv(c.cache.code_row(j)),
                     Err(_) => Slot::Empty,
                 }));

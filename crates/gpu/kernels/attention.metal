@@ -121,6 +121,10 @@ kernel void attention_scores(device const float* q [[buffer(0)]],
         uint w[8];
         if (place.x == 0) {
             for (uint i = 0; i < 8; i++) w[i] = 0;
+        } else if (place.x == 3 && p.entry_bytes == 4 * p.dim) {
+            // Entries given as values, which no cache stores: another implementation's keys.
+            device const float* from = (device const float*)(cache + ulong(place.y) * p.entry_bytes) + b * 16;
+            for (uint i = 0; i < 8; i++) w[i] = bf16_pair(from[2 * i], from[2 * i + 1]);
         } else if (place.x == 3) {
             device const uchar* from = cache + ulong(place.y) * p.entry_bytes;
             decode_entry(from + b * 8, from[p.dim / 2 + b], p.entry_bytes % 8 == 0, w);

@@ -2,7 +2,7 @@
 
 use numerics::quantise::{self, fp8_row_bytes, kv_row_bytes};
 
-use crate::{Backend, DeviceError, Host, Mode, cache::generated_cache, registry::*};
+use crate::{Backend, Data, DeviceError, Host, Mode, cache::generated_cache, registry::*};
 
 /// Slots that one step of the online softmax takes.
 pub const SLOT_BLOCK: usize = 64;
@@ -21,7 +21,7 @@ pub struct Window<'a, T> {
 
 /// The compressed entries that the queries chose.
 pub struct Compressed<'a, T> {
-    /// Stored entries.
+    /// Stored entries; or bf16 values `[n, dim]`, which no cache of a model holds but another implementation's keys are.
     pub cache: &'a T,
     /// `[T, k]`, ascending, then -1.
     pub topk: &'a T,
@@ -107,7 +107,11 @@ pub fn gather_slots(
         for (c, j) in chosen.iter().enumerate() {
             if let Ok(j) = usize::try_from(*j) {
                 let c = window.size + c;
-                quantise::load_kv(compressed.cache.code_row(j), &mut panel[c * dim..][..dim]);
+                let to = &mut panel[c * dim..][..dim];
+                match compressed.cache.data() {
+                    Data::F32(_) => to.copy_from_slice(compressed.cache.row(j)),
+                    _ => quantise::load_kv(compressed.cache.code_row(j), to),
+                }
                 valid[c] = true;
             }
         }
@@ -123,8 +127,8 @@ impl Operator for SparseAttention {
         name: "sparse_attention",
         section: "2.7",
         contract: "q [T, heads*d], window rows (ring and fresh codes), compressed entries and their chosen indices, \
-                   sinks [heads], position [T] -> o [T, heads*d]; online softmax in blocks of 64 slots; source: \
-                   probabilities bf16 before the value product, result bf16",
+                   sinks [heads], position [T] -> o [T, heads*d]; online softmax in blocks of 64 slots; entries may \
+                   be given as bf16 values [n, d]; source: probabilities bf16 before the value product, result bf16",
         exact: Tolerance::nrms(2e-6, "fp32 accumulation order of both products, exp of 1 ulp"),
         source: Tolerance::nrms(
             5e-4,
@@ -155,6 +159,7 @@ impl Operator for SparseAttention {
         c.row_input("position", Host::i32(&[rows], (0..rows as i32).map(|r| base + r).collect()));
         c.row_input("early", Host::i32(&[rows], (0..rows as i32).collect()));
         c.shared("ring", ring).shared("fresh", fresh).shared("cache", cache);
+        c.shared_normal("values", &[g.entries, d], 1.0, 0.0);
         c.shared("base", Host::i32(&[2], vec![base, g.window as i32]));
         c.shared_normal("sinks", &[g.heads], 1.0, 0.0);
         c
@@ -170,7 +175,11 @@ impl Operator for SparseAttention {
         // The start of a text: fewer positions than the window has columns, and no entry yet.
         let start = Window { base: 0, ..window };
         let early = b.sparse_attention(&q, &start, None, &sinks, &c.u32s("early"));
-        Ok(vec![("o", b.read(&o)?), ("early", b.read(&early)?)])
+        // A list of nothing but entries, with gaps, that are given as values.
+        let (values, none) = (c.buf(b, "values")?, Window { size: 0, ..window });
+        let plain = Compressed { cache: &values, topk: &topk };
+        let plain = b.sparse_attention(&q, &none, Some(&plain), &sinks, &c.u32s("position"));
+        Ok(vec![("o", b.read(&o)?), ("early", b.read(&early)?), ("plain", b.read(&plain)?)])
     }
 }
 

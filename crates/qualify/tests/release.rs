@@ -1,29 +1,12 @@
 //! The gates at released size: a part that every run of the tests does.
 
-use cpu::{Attention, Cpu, Slot};
+use cpu::Cpu;
 use ops::{Mode, Reference};
 use qualify::{
     Verdict,
     receipt::{DeviceId, Gate},
-    release::{
-        ReleaseRun, WholeRuns,
-        fixtures::Fixtures,
-        operators::{PlainAttention, operators},
-    },
+    release::{ReleaseRun, WholeRuns, fixtures::Fixtures, operators::operators},
 };
-
-/// The CPU kernels on plain rows.
-fn attend(b: &Cpu, case: &PlainAttention) -> Vec<f32> {
-    let scale = (case.dim as f64).powf(-0.5) as f32;
-    let queries = Attention { q: case.q, dim: case.dim, sinks: case.sinks, scale, round: true };
-    let mut o = vec![0.0; case.q.len()];
-    let row = |s: &i32| match usize::try_from(*s) {
-        Ok(s) => Slot::Plain(&case.keys[s * case.dim..][..case.dim]),
-        Err(_) => Slot::Empty,
-    };
-    b.engine().attention(queries, |r| case.slots[r].iter().map(row).collect(), &mut o);
-    o
-}
 
 fn show(gates: &[Gate]) -> String {
     let checks = gates.iter().flat_map(|g| &g.checks);
@@ -34,7 +17,7 @@ fn show(gates: &[Gate]) -> String {
 fn cpu_operators_agree_with_cuda() {
     let f = Fixtures::open().unwrap();
     let b = Cpu::new(Mode::Source, None, None).unwrap();
-    let gates = operators(&b, &|case| attend(&b, case), &f, |_| {}).unwrap();
+    let gates = operators(&b, &f, |_| {}).unwrap();
     println!("{}", show(&gates));
     assert!(gates.iter().all(|g| g.verdict == Verdict::Pass), "{}", show(&gates));
 }
@@ -47,7 +30,7 @@ fn reference_operators_agree_with_cuda() {
     }
     let f = Fixtures::open().unwrap();
     let b = Reference::new(Mode::Source);
-    let gates = operators(&b, &|case| case.scalar(), &f, |_| {}).unwrap();
+    let gates = operators(&b, &f, |_| {}).unwrap();
     println!("{}", show(&gates));
     assert!(gates.iter().all(|g| g.verdict == Verdict::Pass), "{}", show(&gates));
 }
@@ -56,14 +39,11 @@ fn reference_operators_agree_with_cuda() {
 /// interruption. Every layer and the whole runs are `hallmark qualify release`.
 #[test]
 fn first_layers_agree_with_cuda_and_a_run_goes_on() {
-    let b = Cpu::new(Mode::Source, None, None).unwrap();
     let work = tempfile::tempdir().unwrap();
-    let attend = |case: &PlainAttention| attend(&b, case);
     let device =
         DeviceId { name: "cpu".into(), family: "cpu".into(), detail: String::new(), driver: String::new() };
     let run = |stop: Option<usize>| {
         let run = ReleaseRun {
-            attend: &attend,
             device: device.clone(),
             layers: 0..4,
             whole: WholeRuns::None,
@@ -72,8 +52,7 @@ fn first_layers_agree_with_cuda_and_a_run_goes_on() {
             operators: false,
             stop,
         };
-        let make = || Cpu::new(Mode::Source, None, None).map_err(|e| qualify::Error::Usage(e.to_string()));
-        run.run(&make, |what| println!("{what}"))
+        run.run(Cpu::new(Mode::Source, None, None).unwrap(), |what| println!("{what}"))
     };
     assert!(run(Some(3)).is_err());
     let outcome = run(None).unwrap();

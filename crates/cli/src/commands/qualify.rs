@@ -51,17 +51,6 @@ impl On {
         Ok(self.device.visit(self.numerics, self.threads, work)?)
     }
 
-    /// The CPU backend; other devices are refused.
-    pub fn cpu(&self) -> Result<Cpu, Failure> {
-        match self.device {
-            Device::Cpu => cpu(self.numerics, self.threads),
-            other => Err(Failure::Engine(engine::Error::Refused(format!(
-                "this command runs on the CPU only, not on {}: use --device cpu",
-                other.name()
-            )))),
-        }
-    }
-
     /// How receipts describe the device.
     pub fn id(&self, about: About) -> DeviceId {
         device_id(self.device, about)

@@ -3,11 +3,11 @@
 use std::{fs, ops::Range, path::PathBuf};
 
 use clap::Args;
-use cpu::{Attention, Cpu, Slot};
-use ops::Mode;
+use engine::{About, Visit};
+use ops::{Backend, Mode};
 use qualify::{
     models::trace_cache,
-    release::{ReleaseRun, WholeRuns, operators::PlainAttention, plots::plots},
+    release::{ReleaseRun, WholeRuns, plots::plots},
 };
 
 use super::qualify::{On, Out, finish};
@@ -61,19 +61,6 @@ fn layers(s: &str) -> Result<Range<usize>, String> {
     parsed.ok_or_else(|| "two layer numbers are needed, such as 0..3".into())
 }
 
-/// Attention over plain rows by the CPU kernels, in mode `source`.
-fn attend(b: &Cpu, case: &PlainAttention) -> Vec<f32> {
-    let scale = (case.dim as f64).powf(-0.5) as f32;
-    let queries = Attention { q: case.q, dim: case.dim, sinks: case.sinks, scale, round: true };
-    let mut o = vec![0.0; case.q.len()];
-    let row = |s: &i32| match usize::try_from(*s) {
-        Ok(s) => Slot::Plain(&case.keys[s * case.dim..][..case.dim]),
-        Err(_) => Slot::Empty,
-    };
-    b.engine().attention(queries, |r| case.slots[r].iter().map(row).collect(), &mut o);
-    o
-}
-
 pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
     if args.on.numerics != Mode::Source {
         return Err(Failure::Usage(
@@ -81,8 +68,23 @@ pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
                 .into(),
         ));
     }
-    let kernels = args.on.cpu()?;
-    let device = args.on.id(args.on.device.about()?);
+    args.on.visit(Release { args })?
+}
+
+struct Release<'a> {
+    args: &'a ReleaseArgs,
+}
+
+impl Visit for Release<'_> {
+    type Output = Result<(), Failure>;
+
+    fn visit<B: Backend + 'static>(self, backend: B, about: About) -> Self::Output {
+        release(self.args, backend, about)
+    }
+}
+
+fn release<B: Backend>(args: &ReleaseArgs, backend: B, about: About) -> Result<(), Failure> {
+    let device = args.on.id(about);
     let (whole, word) = args.whole.word();
     let (a, b) = (args.layers.start, args.layers.end);
     let mut command = format!("hallmark qualify release --device {}", device.name);
@@ -94,7 +96,6 @@ pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
     }
     let name = format!("release-{}-source.json", device.family);
     let run = ReleaseRun {
-        attend: &|case| attend(&kernels, case),
         device,
         layers: args.layers.clone(),
         whole,
@@ -103,8 +104,7 @@ pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
         operators: true,
         stop: None,
     };
-    let make = || args.on.cpu().map_err(|e| qualify::Error::Usage(e.to_string()));
-    let outcome = run.run(&make, |what| eprintln!("{what}")).map_err(Failure::Qualify)?;
+    let outcome = run.run(backend, |what| eprintln!("{what}")).map_err(Failure::Qualify)?;
     if let Some(folder) = &args.plots {
         fs::create_dir_all(folder).map_err(|e| Failure::Io(format!("{}: {e}", folder.display())))?;
         for (name, svg) in plots(&outcome).map_err(Failure::Qualify)? {

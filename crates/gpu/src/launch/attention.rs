@@ -76,6 +76,8 @@ impl<D: Device> Gpu<D> {
         assert_eq!(positions.len(), rows, "positions of the queries");
         let out = self.values(q.shape());
         let top = compressed.map_or(0, |c| c.topk.width());
+        let entry = compressed.map_or(0, |c| c.cache.width() * c.cache.element().bytes());
+        assert!([0, kv_row_bytes(dim), 4 * dim].contains(&entry), "entries of {entry} bytes");
         let columns = (window.size + extra + top).next_multiple_of(STEP);
         let params = Params {
             heads: u32_of(heads),
@@ -86,7 +88,7 @@ impl<D: Device> Gpu<D> {
             extra: u32_of(extra),
             top: u32_of(top),
             key_bytes: u32_of(fp8_row_bytes(dim)),
-            entry_bytes: u32_of(kv_row_bytes(dim)),
+            entry_bytes: u32_of(entry),
             columns: u32_of(columns),
             scale: (dim as f64).powf(-0.5) as f32,
         };

@@ -491,7 +491,7 @@ where
             let none = Host::f32(sinks.shape(), vec![f32::NEG_INFINITY; heads]);
             self.inner.sparse_attention(q, window, compressed, &none, positions)
         } else if self.is("window-one-short") {
-            let short = Window { size: window.size - 1, ..*window };
+            let short = Window { size: window.size.saturating_sub(1), ..*window };
             self.inner.sparse_attention(q, &short, compressed, sinks, positions)
         } else if self.is("softmax-scale-1-percent") {
             let scaled = Self::rows(q, |_, row| row.iter_mut().for_each(|v| *v *= 1.01));

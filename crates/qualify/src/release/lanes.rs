@@ -14,7 +14,7 @@ use super::{
     generated::{host, ints, values},
     routes::{Choice, Routes, Slots},
 };
-use crate::{Result, gates::model::HostBackend, judge::metrics};
+use crate::{Result, judge::metrics};
 
 /// Tokens of a block's prefill, and decode steps after it.
 const PREFILL: usize = 48;
@@ -131,7 +131,7 @@ pub const SPECS: [Spec; 16] = [
 ];
 
 /// A sequence on its way.
-pub struct Lane<B: HostBackend> {
+pub struct Lane<B: Backend> {
     /// What it is.
     pub spec: Spec,
     pub(super) state: model::State<Routes<B>>,
@@ -146,7 +146,7 @@ pub struct Lane<B: HostBackend> {
     sample: Vec<f32>,
 }
 
-impl<B: HostBackend> Lane<B> {
+impl<B: Backend> Lane<B> {
     /// A lane that begins with layer `start`.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl<B: HostBackend> Lane<B> {
 }
 
 /// One more in the bits of element 0 of the first token's embedding, wherever that token stands.
-fn perturb<B: HostBackend>(b: &Routes<B>, walk: &mut Walk<Routes<B>>, ids: &[u32]) -> Result<()> {
+fn perturb<B: Backend>(b: &Routes<B>, walk: &mut Walk<Routes<B>>, ids: &[u32]) -> Result<()> {
     let x = b.read(&walk.streams)?;
     let mut v = x.as_f32().to_vec();
     let (width, d) = (x.width(), x.shape()[2]);
@@ -197,7 +197,7 @@ fn perturb<B: HostBackend>(b: &Routes<B>, walk: &mut Walk<Routes<B>>, ids: &[u32
 }
 
 /// The lanes with what they share.
-pub struct Lanes<'f, B: HostBackend> {
+pub struct Lanes<'f, B: Backend> {
     /// The model; one layer of it.
     pub model: Streamed<Routes<B>>,
     /// Those that take part.
@@ -205,7 +205,7 @@ pub struct Lanes<'f, B: HostBackend> {
     fixtures: &'f Fixtures,
 }
 
-impl<'f, B: HostBackend> Lanes<'f, B> {
+impl<'f, B: Backend> Lanes<'f, B> {
     /// The lanes of `wanted`, which begin with layer `start`.
     ///
     /// # Errors
@@ -256,7 +256,7 @@ impl<'f, B: HostBackend> Lanes<'f, B> {
     fn step(&mut self, i: usize, walk: usize) -> Result<Choice> {
         let lane = &mut self.lanes[i];
         self.model.advance(&mut lane.walks[walk], &mut lane.state, &mut Taps::off())?;
-        Ok(self.model.backend().take().unwrap_or_default())
+        Ok(self.model.backend().take()?.unwrap_or_default())
     }
 
     fn streams(&self, i: usize, walk: usize) -> Result<Host> {

@@ -6,6 +6,7 @@
 
 pub mod fixtures;
 pub mod generated;
+pub mod hosted;
 pub mod lanes;
 pub mod limits;
 pub mod operators;
@@ -21,18 +22,18 @@ use std::{
 };
 
 use model::Streamed;
+use ops::Backend;
 use serde_json::{Value, json};
 
 use crate::{
     Error, Result,
-    gates::model::HostBackend,
     inputs::Inputs,
     receipt::{CheckpointId, Context, DeviceId, Gate, Receipt},
 };
 use fixtures::Fixtures;
 use generated::Generated;
 use lanes::{Kind, Lanes, LayerFigures, Spec};
-use operators::{Attend, operators};
+use operators::{has_host_functions, operators};
 use report::{Flip, Whole};
 use routes::{Routes, Slots};
 use work::Progress;
@@ -49,9 +50,7 @@ pub enum WholeRuns {
 }
 
 /// How the release gates run.
-pub struct ReleaseRun<'a> {
-    /// How the device computes attention over plain rows.
-    pub attend: Attend<'a>,
+pub struct ReleaseRun {
     /// The device.
     pub device: DeviceId,
     /// Layers to run.
@@ -82,10 +81,12 @@ pub struct Outcome {
     pub measurements: Value,
 }
 
-impl ReleaseRun<'_> {
-    fn wanted(&self, layers: usize) -> impl Fn(&Spec) -> bool + use<> {
+impl ReleaseRun {
+    /// Lanes that run; `variants` are computed on the host, whichever device the others run on.
+    fn wanted(&self, layers: usize, variants: bool) -> impl Fn(&Spec) -> bool + use<> {
         let whole = if self.layers == (0..layers) { self.whole } else { WholeRuns::None };
         move |s: &Spec| match (s.kind, whole) {
+            (Kind::Forced(Slots::PlainProbabilities), _) if !variants => false,
             (Kind::Forced(Slots::Released) | Kind::Block(_), _) => true,
             (_, WholeRuns::None) => false,
             (_, WholeRuns::Short) => s.tokens == 8,
@@ -93,15 +94,11 @@ impl ReleaseRun<'_> {
         }
     }
 
-    /// Runs the gates on the backends that `make` gives; `progress` is told what was done.
+    /// Runs the gates on `backend`, which computes in mode `source`; `progress` is told what was done.
     ///
     /// # Errors
     /// Fixtures or a work folder that can't be read, layers that do not exist, or a device failure.
-    pub fn run<B: HostBackend>(
-        &self,
-        make: &dyn Fn() -> Result<B>,
-        mut progress: impl FnMut(&str),
-    ) -> Result<Outcome> {
+    pub fn run<B: Backend>(&self, backend: B, mut progress: impl FnMut(&str)) -> Result<Outcome> {
         let f = Fixtures::open()?;
         let config = generated::config();
         let layers = config.num_hidden_layers;
@@ -111,7 +108,7 @@ impl ReleaseRun<'_> {
         }
         let began = Instant::now();
         let g01 = if self.operators {
-            operators(&make()?, self.attend, &f, |what| progress(&format!("operators: {what}")))?
+            operators(&backend, &f, |what| progress(&format!("operators: {what}")))?
         } else {
             ["G0", "G1"].map(|g| Gate::not_run(g, "the operators were left out"))
         };
@@ -119,10 +116,12 @@ impl ReleaseRun<'_> {
 
         let (plain, calm) = (Generated::new(&config, false), Generated::new(&config, true));
         let map = (0..config.vocab_size as u32).collect();
-        let streamed = Streamed::new(Routes::new(make()?), config, &plain, map)?;
-        let mut lanes = Lanes::new(streamed, &f, self.wanted(layers), self.layers.start)?;
+        let wanted = self.wanted(layers, has_host_functions(&backend));
+        let streamed = Streamed::new(Routes::new(backend), config, &plain, map)?;
+        let mut lanes = Lanes::new(streamed, &f, wanted, self.layers.start)?;
         let names: Vec<&str> = lanes.lanes.iter().map(|l| l.spec.name).collect();
-        let key = format!("{} {:?} {}", Inputs::built().hash, self.layers, names.join(" "));
+        let device = &self.device.family;
+        let key = format!("{} {device} {:?} {}", Inputs::built().hash, self.layers, names.join(" "));
         let mut done = Progress { key, next: self.layers.start, figures: Vec::new(), segment: None };
         if let Some(folder) = &self.work
             && let Some(found) = work::load(folder, &done.key)?
@@ -177,11 +176,16 @@ impl ReleaseRun<'_> {
         let scope = format!(
             "DeepSeek's CUDA path on an H200 (V4's kernel.py with the documented V4.1 changes) against {} in {numerics} \
              numerics: operators at released size, layers {} to {} of a 40-layer model of released width with 16 experts and \
-             random weights, in the slot order of the released prefill{}; not the released weights",
+             random weights, in the slot order of the released prefill{}; not the released weights{}",
             self.device.family,
             self.layers.start,
             self.layers.end - 1,
             if outcome.wholes.is_empty() { "" } else { ", and whole runs of it" },
+            match self.device.name.as_str() {
+                "cpu" => "",
+                _ =>
+                    ", and of SwiGLU and the unary functions only what those layers show: here they lie inside kernels",
+            },
         );
         let context = Context {
             kind: "release".into(),

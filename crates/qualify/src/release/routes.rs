@@ -1,12 +1,10 @@
 //! A backend that tells what the router chose and how sure it was, or takes another run's choice.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ops::{
-    Backend, Compressed, ExpertWeights, Host, Mode, Routing, Weight, Window, attention, moe::softplus,
-};
+use ops::{Backend, Compressed, DeviceError, Host, Mode, Routing, Window, attention, moe::softplus};
 
-use crate::{gates::model::HostBackend, scores::choice_margin};
+use crate::scores::choice_margin;
 
 /// What attention does otherwise than `source` on a served request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -52,6 +50,7 @@ struct Log {
     last: Option<Choice>,
     replay: Option<Vec<i32>>,
     slots: Slots,
+    failed: Option<DeviceError>,
 }
 
 /// The wrapper.
@@ -72,25 +71,98 @@ impl<B> Routes<B> {
     }
 
     /// What the last router call chose by itself, whether or not another choice was taken.
-    pub fn take(&self) -> Option<Choice> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).last.take()
+    ///
+    /// # Errors
+    /// A device failure since the last call.
+    pub fn take(&self) -> Result<Option<Choice>, DeviceError> {
+        let mut log = self.log();
+        log.failed.take().map_or(Ok(()), Err)?;
+        Ok(log.last.take())
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The result of `f`; a failure is kept for [`Routes::take`].
+    fn caught<T>(&self, f: impl FnOnce() -> Result<T, DeviceError>) -> Option<T> {
+        f().map_err(|e| self.log().failed = Some(e)).ok()
     }
 
     /// Which list attention takes from now on.
     pub fn set_slots(&self, slots: Slots) {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).slots = slots;
+        self.log().slots = slots;
     }
 
     /// Makes the next router call take `experts`, with weights from its own scores.
     pub fn replay(&self, experts: Option<Vec<i32>>) {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).replay = experts;
+        self.log().replay = experts;
     }
 }
 
-impl<B: HostBackend> Backend for Routes<B> {
-    type Buf = Host;
-    type Mat = Weight;
-    type Experts = Vec<ExpertWeights>;
+impl<B: Backend> Routes<B> {
+    /// Attention in single precision throughout, by the scalar operator.
+    fn unrounded(
+        &self,
+        q: &B::Buf,
+        window: &Window<'_, B::Buf>,
+        compressed: Option<&Compressed<'_, B::Buf>>,
+        sinks: &B::Buf,
+        positions: &[u32],
+    ) -> Result<B::Buf, DeviceError> {
+        let b = &self.inner;
+        let (q, sinks, ring, fresh) =
+            (b.read(q)?, b.read(sinks)?, b.read(window.ring)?, b.read(window.fresh)?);
+        let window = Window { ring: &ring, fresh: &fresh, base: window.base, size: window.size };
+        let read = compressed.map(|c| Ok((b.read(c.cache)?, b.read(c.topk)?))).transpose()?;
+        let compressed = read.as_ref().map(|(cache, topk)| Compressed { cache, topk });
+        let o = attention::sparse_attention(
+            Mode::Exact,
+            &q,
+            &window,
+            compressed.as_ref(),
+            sinks.as_f32(),
+            positions,
+        );
+        b.upload(&Host::f32(o.shape(), o.as_f32().iter().map(|v| b.mode().bf16(*v)).collect()))
+    }
+
+    /// Keeps what the router chose and how sure it was; the routing of the experts to be replayed, if any are.
+    fn chosen(
+        &self,
+        logits: &B::Buf,
+        bias: &B::Buf,
+        routing: &Routing<B::Buf>,
+        k: usize,
+        scale: f32,
+    ) -> Result<Option<Routing<B::Buf>>, DeviceError> {
+        let b = &self.inner;
+        let (logits, bias, experts) = (b.read(logits)?, b.read(bias)?, b.read(&routing.experts)?);
+        let margin = |row: &[f32]| {
+            let scores: Vec<f64> =
+                row.iter().zip(bias.as_f32()).map(|(x, b)| f64::from(softplus(*x).sqrt() + b)).collect();
+            choice_margin(&scores, k)
+        };
+        let margins = (0..logits.rows()).map(|t| margin(logits.row(t))).collect();
+        let mut log = self.log();
+        log.last = Some(Choice { experts: experts.as_i32().to_vec(), k, margins });
+        let Some(experts) = log.replay.take() else { return Ok(None) };
+        let mut weights = Vec::with_capacity(experts.len());
+        for (t, ids) in experts.chunks(k).enumerate() {
+            let scores: Vec<f32> = ids.iter().map(|e| softplus(logits.row(t)[*e as usize]).sqrt()).collect();
+            let sum: f32 = scores.iter().sum();
+            weights.extend(scores.iter().map(|s| s / (sum + 1e-20) * scale));
+        }
+        let shape = [logits.rows(), k];
+        let (experts, weights) = (Host::i32(&shape, experts), Host::f32(&shape, weights));
+        Ok(Some(Routing { experts: b.upload(&experts)?, weights: b.upload(&weights)? }))
+    }
+}
+
+impl<B: Backend> Backend for Routes<B> {
+    type Buf = B::Buf;
+    type Mat = B::Mat;
+    type Experts = B::Experts;
 
     ops::delegate_backend!(inner: plumbing embed replicate rmsnorm linear grouped_linear argmax rope store_window
         ring_write publish_kv publish_key quantise_index_query pool_pairs index_scores candidates mask_scores topk
@@ -99,56 +171,36 @@ impl<B: HostBackend> Backend for Routes<B> {
 
     fn sparse_attention(
         &self,
-        q: &Host,
-        window: &Window<'_, Host>,
-        compressed: Option<&Compressed<'_, Host>>,
-        sinks: &Host,
+        q: &B::Buf,
+        window: &Window<'_, B::Buf>,
+        compressed: Option<&Compressed<'_, B::Buf>>,
+        sinks: &B::Buf,
         positions: &[u32],
-    ) -> Host {
-        let slots = self.log.lock().unwrap_or_else(PoisonError::into_inner).slots;
+    ) -> B::Buf {
+        let slots = self.log().slots;
         let (ring, fresh, base) = (window.ring, window.fresh, window.base);
         let columns = if base == 0 && slots != Slots::RowInvariant {
-            window.size.min(fresh.rows())
+            window.size.min(self.inner.shape(fresh)[0])
         } else {
             window.size
         };
         let window = Window { ring, fresh, base, size: columns };
-        if slots == Slots::PlainProbabilities {
-            let o =
-                attention::sparse_attention(Mode::Exact, q, &window, compressed, sinks.as_f32(), positions);
-            return Host::f32(o.shape(), o.as_f32().iter().map(|v| self.inner.mode().bf16(*v)).collect());
-        }
-        self.inner.sparse_attention(q, &window, compressed, sinks, positions)
+        let unrounded = || self.caught(|| self.unrounded(q, &window, compressed, sinks, positions));
+        (slots == Slots::PlainProbabilities)
+            .then(unrounded)
+            .flatten()
+            .unwrap_or_else(|| self.inner.sparse_attention(q, &window, compressed, sinks, positions))
     }
 
     fn router(
         &self,
-        logits: &Host,
-        bias: &Host,
-        image: Option<(&Host, &[bool])>,
+        logits: &B::Buf,
+        bias: &B::Buf,
+        image: Option<(&B::Buf, &[bool])>,
         k: usize,
         scale: f32,
-    ) -> Routing<Host> {
-        let mut routing = self.inner.router(logits, bias, image, k, scale);
-        let margin = |row: &[f32]| {
-            let scores: Vec<f64> =
-                row.iter().zip(bias.as_f32()).map(|(x, b)| f64::from(softplus(*x).sqrt() + b)).collect();
-            choice_margin(&scores, k)
-        };
-        let margins = (0..logits.rows()).map(|t| margin(logits.row(t))).collect();
-        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.last = Some(Choice { experts: routing.experts.as_i32().to_vec(), k, margins });
-        if let Some(experts) = log.replay.take() {
-            let mut weights = Vec::with_capacity(experts.len());
-            for (t, ids) in experts.chunks(k).enumerate() {
-                let scores: Vec<f32> =
-                    ids.iter().map(|e| softplus(logits.row(t)[*e as usize]).sqrt()).collect();
-                let sum: f32 = scores.iter().sum();
-                weights.extend(scores.iter().map(|s| s / (sum + 1e-20) * scale));
-            }
-            let shape = [logits.rows(), k];
-            routing = Routing { experts: Host::i32(&shape, experts), weights: Host::f32(&shape, weights) };
-        }
-        routing
+    ) -> Routing<B::Buf> {
+        let routing = self.inner.router(logits, bias, image, k, scale);
+        self.caught(|| self.chosen(logits, bias, &routing, k, scale)).flatten().unwrap_or(routing)
     }
 }

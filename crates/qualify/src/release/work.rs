@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
-use ops::{Data, Host};
+use ops::{Backend, Data, Host};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 
 use super::lanes::{Lanes, LayerFigures};
-use crate::{Error, Result, gates::model::HostBackend};
+use crate::{Error, Result};
 
 const FIGURES: &str = "figures.json";
 const LANES: &str = "lanes.safetensors";
@@ -45,7 +45,7 @@ pub fn load(folder: &Path, key: &str) -> Result<Option<Progress>> {
 ///
 /// # Errors
 /// A file that can't be read or does not fit, or a device failure.
-pub fn restore<B: HostBackend>(folder: &Path, next: usize, lanes: &mut Lanes<'_, B>) -> Result<()> {
+pub fn restore<B: Backend>(folder: &Path, next: usize, lanes: &mut Lanes<'_, B>) -> Result<()> {
     let path = folder.join(LANES);
     let bytes = fs::read(&path).map_err(Error::io(&path))?;
     let bad = |what: String| Error::file(LANES, format!("{what}; delete the work folder and start again"));
@@ -86,7 +86,7 @@ pub fn restore<B: HostBackend>(folder: &Path, next: usize, lanes: &mut Lanes<'_,
 ///
 /// # Errors
 /// What the operating system or the device reports.
-pub fn save<B: HostBackend>(folder: &Path, progress: &Progress, lanes: &Lanes<'_, B>) -> Result<()> {
+pub fn save<B: Backend>(folder: &Path, progress: &Progress, lanes: &Lanes<'_, B>) -> Result<()> {
     fs::create_dir_all(folder).map_err(Error::io(folder))?;
     let mut parts: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
     for lane in &lanes.lanes {
