@@ -187,12 +187,27 @@ kernel void attention_scores(device const float* q [[buffer(0)]],
     }
 }
 
-// out [T, heads * dim]. A threadgroup of 128 takes 64 dimensions of four heads.
+struct ValuesParams {
+    uint heads;
+    uint dim;
+    uint columns;
+    uint turned;     // last pairs of a head that are turned back
+    uint kept;       // rows of `codes` that go to the ring
+    uint code_bytes; // of a row
+    uint slots;      // rows of the ring
+};
+
+// out [T, heads * dim], turned back by turns [T, turned, 2]; beside it row t of `codes` goes to slot kept_positions[t] mod slots of
+// the ring, which the scores have read. A threadgroup of 128 takes 64 dimensions of four heads.
 kernel void attention_values(device const float* scores [[buffer(0)]],
                              device const uint4* decoded [[buffer(1)]],
                              device const float* sinks [[buffer(2)]],
                              device float* out [[buffer(3)]],
-                             constant AttentionParams& p [[buffer(4)]],
+                             device const float* turns [[buffer(4)]],
+                             device const uchar* codes [[buffer(5)]],
+                             device const uint* kept_positions [[buffer(6)]],
+                             device uchar* ring [[buffer(7)]],
+                             constant ValuesParams& p [[buffer(8)]],
                              uint3 group [[threadgroup_position_in_grid]],
                              uint tid [[thread_index_in_threadgroup]],
                              uint lane [[thread_index_in_simdgroup]],
@@ -208,6 +223,10 @@ kernel void attention_values(device const float* scores [[buffer(0)]],
     device const uint4* rows = decoded + ulong(row) * p.columns * PIECES + group.x * (SLICE / 8);
     threadgroup float* mine = (threadgroup float*)probs + simdgroup * SPAN * STEP;
     threadgroup const uint* words = (threadgroup const uint*)panel;
+    if (group.x == 0 && group.y == 0 && row < p.kept) {
+        device uchar* slot = ring + ulong(kept_positions[row] % p.slots) * p.code_bytes;
+        for (uint i = tid; i < p.code_bytes; i += 128) slot[i] = codes[ulong(row) * p.code_bytes + i];
+    }
     // The next step's part of this thread, on its way while a step is computed.
     uint4 ahead[4];
     for (uint i = 0; i < 4; i++) {
@@ -272,9 +291,23 @@ kernel void attention_values(device const float* scores [[buffer(0)]],
     uint d = group.x * SLICE + 2 * lane;
     if (!real || d >= p.dim) return;
     l = l + exp_precise(sinks[head] - m);
-    float v0 = precise::divide(o0, l);
-    float v1 = precise::divide(o1, l);
+    float a = precise::divide(o0, l);
+    float b = precise::divide(o1, l);
+    if (SOURCE) {
+        a = round_bf16(a);
+        b = round_bf16(b);
+    }
+    uint unturned = p.dim / 2 - p.turned;
+    if (d / 2 >= unturned) {
+        device const float* turn = turns + (ulong(row) * p.turned + (d / 2 - unturned)) * 2;
+        float c = turn[0];
+        float s = -turn[1];
+        float u = a * c - b * s;
+        float v = a * s + b * c;
+        a = SOURCE ? round_bf16(u) : u;
+        b = SOURCE ? round_bf16(v) : v;
+    }
     device float* to = out + line * p.dim + d;
-    to[0] = SOURCE ? round_bf16(v0) : v0;
-    to[1] = SOURCE ? round_bf16(v1) : v1;
+    to[0] = a;
+    to[1] = b;
 }

@@ -31,20 +31,20 @@ kernel void pool_pairs(device const float* kv [[buffer(0)]],
 }
 
 // Keys of a threadgroup, and most values of a query and heads.
-#define KEYS 256
+#define KEYS 64
 #define QUERY 4096
 #define HEADS 64
 
 struct ScoreParams {
     uint heads;
-    uint dim; // of a head, at most 128
+    uint dim; // of a head, whole runs of 32, at most 128
     uint n;
     uint stride; // bytes of a key
     float factor;
 };
 
-// score [T, n]; minus infinity from visible[t] on. A threadgroup of 256 takes 256 keys of a row, four lanes a key, 32
-// values a lane.
+// score [T, n]; minus infinity from visible[t] on. A threadgroup of 256 takes 64 keys of a row, four lanes a key, 32 values a
+// lane.
 kernel void index_scores(device const float* q [[buffer(0)]],
                          device const float* w [[buffer(1)]],
                          device const uchar* keys [[buffer(2)]],
@@ -53,10 +53,12 @@ kernel void index_scores(device const float* q [[buffer(0)]],
                          constant ScoreParams& p [[buffer(5)]],
                          uint2 group [[threadgroup_position_in_grid]],
                          uint tid [[thread_index_in_threadgroup]]) {
-    threadgroup float query[QUERY];
+    // Runs of 32 values, 36 apart, so that the four lanes of a key read from different banks.
+    threadgroup float4 query[QUERY / 32 * 9];
     threadgroup float weights[HEADS];
+    threadgroup float* into = (threadgroup float*)query;
     uint width = p.heads * p.dim;
-    for (uint i = tid; i < width; i += 256) query[i] = q[ulong(group.y) * width + i];
+    for (uint i = tid; i < width; i += 256) into[i / 32 * 36 + i % 32] = q[ulong(group.y) * width + i];
     for (uint i = tid; i < p.heads; i += 256) {
         float v = w[ulong(group.y) * p.heads + i];
         weights[i] = SOURCE ? round_bf16(round_bf16(v) * p.factor) : v * p.factor;
@@ -64,32 +66,37 @@ kernel void index_scores(device const float* q [[buffer(0)]],
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint seen = min(visible[group.y], p.n);
     uint part = tid % 4;
-    uint first = part * 32;
-    uint count = first < p.dim ? min(p.dim - first, 32u) : 0;
-    for (uint i = 0; i < KEYS; i += 64) {
-        uint j = group.x * KEYS + i + tid / 4;
-        device const uchar* key = keys + ulong(min(j, p.n - 1)) * p.stride;
-        float k[32];
-        float scale = e8m0_decode(key[p.dim / 2 + (count > 0 ? part : 0)]);
-        for (uint d = 0; d < 32; d += 2) {
-            uint byte = d < count ? uint(key[(first + d) / 2]) : 0;
-            k[d] = e2m1_decode(byte) * scale;
-            k[d + 1] = e2m1_decode(byte >> 4) * scale;
+    bool some = part * 32 < p.dim;
+    uint j = group.x * KEYS + tid / 4;
+    device const uchar* key = keys + ulong(min(j, p.n - 1)) * p.stride;
+    float k[32];
+    float scale = e8m0_decode(key[p.dim / 2 + (some ? part : 0)]);
+    for (uint d = 0; d < 32; d += 2) {
+        uint byte = some ? uint(key[part * 16 + d / 2]) : 0;
+        k[d] = e2m1_decode(byte) * scale;
+        k[d + 1] = e2m1_decode(byte >> 4) * scale;
+    }
+    float sum = 0.0f;
+    for (uint h = 0; h < p.heads; h++) {
+        float dot = 0.0f;
+        if (some) {
+            threadgroup const float4* from = query + (h * p.dim / 32 + part) * 9;
+            for (uint d = 0; d < 32; d += 4) {
+                float4 v = from[d / 4];
+                dot = fma(v.x, k[d], dot);
+                dot = fma(v.y, k[d + 1], dot);
+                dot = fma(v.z, k[d + 2], dot);
+                dot = fma(v.w, k[d + 3], dot);
+            }
         }
-        float sum = 0.0f;
-        for (uint h = 0; h < p.heads; h++) {
-            threadgroup const float* from = query + h * p.dim + first;
-            float dot = 0.0f;
-            for (uint d = 0; d < count; d++) dot = fma(from[d], k[d], dot);
-            dot = dot + simd_shuffle_xor(dot, ushort(1));
-            dot = dot + simd_shuffle_xor(dot, ushort(2));
-            float v = max(SOURCE ? round_bf16(dot) : dot, 0.0f) * weights[h];
-            sum = sum + (SOURCE ? round_bf16(v) : v);
-        }
-        if (part == 0 && j < p.n) {
-            float v = SOURCE ? round_bf16(sum) : sum;
-            score[ulong(group.y) * p.n + j] = j < seen ? v : as_type<float>(0xff800000u);
-        }
+        dot = dot + simd_shuffle_xor(dot, ushort(1));
+        dot = dot + simd_shuffle_xor(dot, ushort(2));
+        float v = max(SOURCE ? round_bf16(dot) : dot, 0.0f) * weights[h];
+        sum = sum + (SOURCE ? round_bf16(v) : v);
+    }
+    if (part == 0 && j < p.n) {
+        float v = SOURCE ? round_bf16(sum) : sum;
+        score[ulong(group.y) * p.n + j] = j < seen ? v : as_type<float>(0xff800000u);
     }
 }
 

@@ -14,15 +14,18 @@ struct LinearParams {
     uint scale_shift;
     uint slices;      // simdgroups that share the columns of an output
     uint round;       // results are rounded to bf16
+    uint head_pairs;  // pairs of a head, where results are turned
+    uint turned;      // last pairs of a head that are turned, or 0
 };
 
-// y [rows, groups * outs] from x [rows, groups * cols]: group z of the grid multiplies its own columns of x. A threadgroup of
-// 8 simdgroups makes 32 / slices outputs of ROWS rows.
+// y [rows, groups * outs] from x [rows, groups * cols]: group z of the grid multiplies its own columns of x; then, without groups,
+// pairs turned by turns [rows, turned, 2]. A threadgroup of 8 simdgroups makes 32 / slices outputs of ROWS rows.
 kernel void linear_rows(device const float* x [[buffer(0)]],
                         device const uchar* data [[buffer(1)]],
                         device const uchar* scale [[buffer(2)]],
                         device float* y [[buffer(3)]],
-                        constant LinearParams& p [[buffer(4)]],
+                        device const float* turns [[buffer(4)]],
+                        constant LinearParams& p [[buffer(5)]],
                         uint3 group [[threadgroup_position_in_grid]],
                         uint lane [[thread_index_in_simdgroup]],
                         uint simd [[simdgroup_index_in_threadgroup]]) {
@@ -40,11 +43,24 @@ kernel void linear_rows(device const float* x [[buffer(0)]],
     uint index = fold_index(n, lane);
     uint o = o0 + index / ROWS;
     uint r = r0 + index % ROWS;
-    if (slice == 0 && lane < n && o < p.outs && r < p.rows) {
-        float v = 0.0f;
-        for (uint s = 0; s < p.slices; s++) v = v + sums[(simd + s) * 32 + lane];
-        y[(ulong(r) * p.groups + group.z) * p.outs + o] = p.round != 0 ? round_bf16(v) : v;
+    if (slice != 0) return;
+    float v = 0.0f;
+    for (uint s = 0; s < p.slices; s++) v = v + sums[(simd + s) * 32 + lane];
+    if (p.round != 0) v = round_bf16(v);
+    if (p.turned != 0) {
+        // The other value of the pair lies two lanes away: that is the lowest bit of the output's number.
+        float other = simd_shuffle_xor(v, ushort(2));
+        uint pair = o / 2 % p.head_pairs;
+        uint unturned = p.head_pairs - p.turned;
+        if (pair >= unturned && r < p.rows) {
+            device const float* turn = turns + (ulong(r) * p.turned + (pair - unturned)) * 2;
+            float a = (o & 1) != 0 ? other : v;
+            float b = (o & 1) != 0 ? v : other;
+            v = (o & 1) != 0 ? a * turn[1] + b * turn[0] : a * turn[0] - b * turn[1];
+            if (p.round != 0) v = round_bf16(v);
+        }
     }
+    if (lane < n && o < p.outs && r < p.rows) y[(ulong(r) * p.groups + group.z) * p.outs + o] = v;
 }
 
 struct PairParams {

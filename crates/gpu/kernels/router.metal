@@ -14,7 +14,7 @@ struct RouterParams {
 };
 
 // The `top` experts with the highest sqrt(softplus(logit)) + bias, lower id on ties, in the order of choice, and their
-// weights. Rows whose `image` is set take the bias `other`. A simdgroup takes a row.
+// weights. Rows whose `image` is set take the bias `other`. A threadgroup of 128 takes a row; its first simdgroup chooses.
 kernel void router(device const float* logits [[buffer(0)]],
                    device const float* bias [[buffer(1)]],
                    device const float* other [[buffer(2)]],
@@ -23,16 +23,18 @@ kernel void router(device const float* logits [[buffer(0)]],
                    device float* weights [[buffer(5)]],
                    constant RouterParams& p [[buffer(6)]],
                    uint row [[threadgroup_position_in_grid]],
-                   uint lane [[thread_index_in_simdgroup]]) {
+                   uint tid [[thread_index_in_threadgroup]]) {
     threadgroup float scores[MOST];
     threadgroup float biased[MOST];
     bool vision = p.images != 0 && image[row] != 0;
-    for (uint e = lane; e < p.experts; e += 32) {
+    for (uint e = tid; e < p.experts; e += 128) {
         float s = precise::sqrt(softplus(logits[ulong(row) * p.experts + e]));
         scores[e] = s;
         biased[e] = s + (vision ? other[e] : bias[e]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (tid >= 32) return;
+    uint lane = tid;
     float none = as_type<float>(0xff800000u);
     float sum = 0.0f;
     for (uint i = 0; i < p.top; i++) {
@@ -56,12 +58,12 @@ kernel void router(device const float* logits [[buffer(0)]],
         uint e = place < p.experts ? place : 0;
         sum = sum + scores[e];
         if (lane == 0) experts[ulong(row) * p.top + i] = int(e);
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
         if (lane == 0) {
             biased[e] = none;
             weights[ulong(row) * p.top + i] = scores[e];
         }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
     }
     if (lane == 0) {
         for (uint i = 0; i < p.top; i++) {

@@ -3,7 +3,7 @@
 use checkpoint::Weight;
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Taps, Window,
-    blocks::{AttentionInput, AttentionWeights, MoeWeights},
+    blocks::{AttentionInput, AttentionWeights, Entries, IndexerWeights, MoeWeights, SublayerWeights},
     hyper::MixConstants,
 };
 
@@ -252,13 +252,42 @@ impl<D: Device> Backend for Gpu<D> {
         table: &RopeTable,
         positions: &[u32],
     ) -> AttentionInput<Buf<D>> {
-        let [latent, kv] = self.linear_pair(x, [&weights.wq_a, &weights.wkv], Io::Fp8);
-        let latent = self.rmsnorm(&latent, &weights.q_norm, weights.eps);
-        let q = self.linear(&latent, &weights.wq_b, Io::Fp8);
-        let q = self.rope(&q, weights.head_dim, table, positions, false);
-        let kv = self.rmsnorm(&kv, &weights.kv_norm, weights.eps);
-        let codes = self.store_window(&self.rope(&kv, weights.head_dim, table, positions, false));
-        AttentionInput { latent, q, codes }
+        self.attention_entered(x, weights, table, positions)
+    }
+
+    fn sublayer_input(
+        &self,
+        streams: &Buf<D>,
+        pre: &Buf<D>,
+        weights: &SublayerWeights<Self>,
+        taps: &mut Taps<'_, Buf<D>>,
+    ) -> (Mix<Buf<D>>, Buf<D>) {
+        self.sublayer_entered(streams, pre, weights, taps)
+    }
+
+    fn attention_output(
+        &self,
+        o: &Buf<D>,
+        weights: &AttentionWeights<Self>,
+        table: &RopeTable,
+        positions: &[u32],
+    ) -> Buf<D> {
+        let o = self.turned_back(o, weights.head_dim, table, positions);
+        self.linear(&self.grouped_linear(&o, &weights.wo_a, weights.groups), &weights.wo_b, Io::Fp8)
+    }
+
+    fn index_query(
+        &self,
+        x: &Buf<D>,
+        latent: &Buf<D>,
+        weights: &IndexerWeights<Self>,
+        table: &RopeTable,
+        positions: &[u32],
+        entries: Entries<'_, Buf<D>>,
+    ) -> Buf<D> {
+        let q = self.linear_turned(latent, &weights.wq_b, Io::Fp8, weights.dim, table, positions);
+        let w = self.linear(x, &weights.weights_proj, Io::Bf16);
+        self.index_scores(&self.quantise_index_query(&q), &w, entries.keys, entries.n, entries.visible)
     }
 
     fn moe(

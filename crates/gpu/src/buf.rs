@@ -77,6 +77,11 @@ impl<D: Device> Buf<D> {
         self.len() * self.element.bytes()
     }
 
+    /// Whether both are the same elements of the same memory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.storage, &other.storage) && self.offset == other.offset && self.shape == other.shape
+    }
+
     /// What a dispatch binds.
     pub(crate) fn binding(&self) -> Binding<D::Buffer> {
         self.binding_at(0)

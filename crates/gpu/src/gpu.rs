@@ -1,11 +1,15 @@
 //! The backend over any device: memory, recording and the host's inputs. Launchers of the operators stand in `launch`.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
 
 use ops::{Data, DeviceError, Host, Mode, RopeTable};
 
 use crate::{
     Binding, Buf, Constant, Device, Element,
+    pending::Pending,
     pool::{Pool, Writer},
     record::{Recent, Recorder, grid, inline},
 };
@@ -21,6 +25,7 @@ pub struct Gpu<D: Device> {
     pub(crate) mode: Mode,
     pub(crate) device: D,
     recorder: Recorder<D>,
+    pub(crate) pending: Mutex<Option<Pending<D>>>,
     pool: Arc<Pool<D>>,
     words: Recent<Vec<u32>, Buf<D>>,
     turns: Recent<(RopeTable, Vec<u32>), Buf<D>>,
@@ -30,7 +35,8 @@ impl<D: Device> Gpu<D> {
     /// The backend in `mode` on `device`.
     pub fn new(mode: Mode, device: D) -> Self {
         let (words, turns) = (Recent::new(RECENT), Recent::new(RECENT / 4));
-        Self { mode, device, recorder: Recorder::new(), pool: Pool::new(), words, turns }
+        let (recorder, pending) = (Recorder::new(), Mutex::new(None));
+        Self { mode, device, recorder, pending, pool: Pool::new(), words, turns }
     }
 
     /// The device.
@@ -45,7 +51,11 @@ impl<D: Device> Gpu<D> {
 
     /// Runs `work` and counts its dispatches by kernel.
     pub fn counted(&self, work: impl FnOnce()) -> HashMap<&'static str, u64> {
-        self.recorder.counted(work)
+        self.flush();
+        self.recorder.counted(|| {
+            work();
+            self.flush();
+        })
     }
 
     /// Whether values are rounded as the released reference rounds.
@@ -53,9 +63,23 @@ impl<D: Device> Gpu<D> {
         self.mode == Mode::Source
     }
 
-    /// Records a dispatch of kernel `name`. `params` (a `#[repr(C)]` struct of u32 and f32 fields) binds behind
-    /// `bindings`.
+    /// Records what waits and a dispatch of kernel `name`. `params` (a `#[repr(C)]` struct of u32 and f32 fields) binds
+    /// behind `bindings`.
     pub(crate) fn launch<P>(
+        &self,
+        name: &'static str,
+        constants: &[(u32, Constant)],
+        bindings: &[Binding<D::Buffer>],
+        params: &P,
+        groups: [usize; 3],
+        threads: [usize; 3],
+    ) {
+        self.flush();
+        self.record(name, constants, bindings, params, groups, threads);
+    }
+
+    /// [`Gpu::launch`] before what waits.
+    pub(crate) fn record<P>(
         &self,
         name: &'static str,
         constants: &[(u32, Constant)],
@@ -170,6 +194,7 @@ impl<D: Device> Gpu<D> {
 
     /// Starts what is recorded, waits and copies `buf` to the host.
     pub(crate) fn fetch(&self, buf: &Buf<D>) -> Result<Host, DeviceError> {
+        self.flush();
         self.recorder.submit(&self.device, &self.pool)?;
         let list = self.pool.recording();
         let mut bytes = vec![0; buf.bytes()];

@@ -12,6 +12,7 @@ mod gpu;
 pub mod kernels;
 mod launch;
 pub mod metal;
+mod pending;
 mod pool;
 mod record;
 pub mod rewrite;

@@ -1,9 +1,9 @@
 //! Attention of queries and of draft blocks.
 
 use numerics::quantise::{fp8_row_bytes, kv_row_bytes};
-use ops::{Compressed, Window};
+use ops::{Compressed, RopeTable, Window};
 
-use crate::{Buf, Device, Gpu, record::u32_of};
+use crate::{Binding, Buf, Device, Gpu, pending::Pending, record::u32_of};
 
 /// Most values of a head, as in attention.metal.
 const DIM: usize = 512;
@@ -30,6 +30,31 @@ struct Params {
     entry_bytes: u32,
     columns: u32,
     scale: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ValuesParams {
+    heads: u32,
+    dim: u32,
+    columns: u32,
+    turned: u32,
+    kept: u32,
+    code_bytes: u32,
+    slots: u32,
+}
+
+/// The second half of attention, from scores and decoded columns to results.
+pub(crate) struct Values<D: Device> {
+    scores: Buf<D>,
+    decoded: Buf<D>,
+    sinks: Buf<D>,
+    out: Buf<D>,
+    /// Rotation of the results.
+    turns: Option<Buf<D>>,
+    /// Window rows, their positions and the ring that they go to.
+    kept: Option<(Buf<D>, Buf<D>, Binding<D::Buffer>)>,
+    params: ValuesParams,
 }
 
 impl<D: Device> Gpu<D> {
@@ -108,10 +133,87 @@ impl<D: Device> Gpu<D> {
                 .map(Buf::binding);
             let grid = [columns / CHUNK, heads.div_ceil(SCORED), count];
             self.launch("attention_scores", &[self.rounding()], &bindings, &params, grid, [256, 1, 1]);
-            let bindings = [&scores, &decoded, sinks, &out].map(Buf::binding);
-            let grid = [dim.div_ceil(SLICE), heads.div_ceil(TEAM), count];
-            self.launch("attention_values", &[self.rounding()], &bindings, &params, grid, [128, 1, 1]);
+            let params = ValuesParams {
+                heads: u32_of(heads),
+                dim: u32_of(dim),
+                columns: u32_of(columns),
+                turned: 0,
+                kept: 0,
+                code_bytes: 0,
+                slots: 1,
+            };
+            let sinks = sinks.clone();
+            self.defer(Pending::Values(Values {
+                scores,
+                decoded,
+                sinks,
+                out,
+                turns: None,
+                kept: None,
+                params,
+            }));
         }
         out
+    }
+
+    /// Records the second half.
+    pub(crate) fn add_values(&self, v: &Values<D>) {
+        let p = v.params;
+        // What is not asked for is never touched.
+        let none = || v.scores.binding();
+        let turns = v.turns.as_ref().map_or_else(none, Buf::binding);
+        let kept = v
+            .kept
+            .as_ref()
+            .map(|(codes, positions, ring)| [codes.binding(), positions.binding(), ring.clone()]);
+        let [codes, positions, ring] = kept.unwrap_or_else(|| [none(), none(), none()]);
+        let bindings = [
+            v.scores.binding(),
+            v.decoded.binding(),
+            v.sinks.binding(),
+            v.out.binding(),
+            turns,
+            codes,
+            positions,
+            ring,
+        ];
+        let grid = [(p.dim as usize).div_ceil(SLICE), (p.heads as usize).div_ceil(TEAM), v.out.rows()];
+        self.record("attention_values", &[self.rounding()], &bindings, &p, grid, [128, 1, 1]);
+    }
+
+    /// Lets waiting attention write `codes` to `ring`, whose old rows nothing reads by then; `false` where none waits that
+    /// can.
+    pub(crate) fn keep_with_values(&self, ring: &Buf<D>, codes: &Buf<D>, positions: &Buf<D>) -> bool {
+        match &mut *self.pending() {
+            Some(Pending::Values(v)) if v.kept.is_none() && codes.rows() <= v.out.rows() => {
+                v.kept = Some((codes.clone(), positions.clone(), ring.binding()));
+                v.params.kept = u32_of(codes.rows());
+                v.params.code_bytes = u32_of(codes.width());
+                v.params.slots = u32_of(ring.rows());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Attention's results turned back: in place where they still wait.
+    pub(crate) fn turned_back(
+        &self,
+        o: &Buf<D>,
+        head_dim: usize,
+        table: &RopeTable,
+        positions: &[u32],
+    ) -> Buf<D> {
+        let turns = self.turns(table, positions);
+        if let Some(Pending::Values(v)) = &mut *self.pending()
+            && v.out.is(o)
+            && v.turns.is_none()
+            && v.params.dim as usize == head_dim
+        {
+            v.params.turned = u32_of(table.dim() / 2);
+            v.turns = Some(turns);
+            return o.clone();
+        }
+        self.rope_rows(o, head_dim, table, positions, true)
     }
 }

@@ -49,8 +49,12 @@ impl<D: Device> Gpu<D> {
         let width = ring.width();
         assert_eq!((codes.width(), codes.rows()), (width, positions.len()), "rows of a ring");
         self.own(ring);
+        let words = self.words(positions);
+        if self.keep_with_values(ring, codes, &words) {
+            return;
+        }
         let params = Params { width: u32_of(width), first: 0, slots: u32_of(ring.rows()) };
-        let bindings = [codes.binding(), self.words(positions).binding(), ring.binding()];
+        let bindings = [codes.binding(), words.binding(), ring.binding()];
         let grid = [width.div_ceil(256), positions.len(), 1];
         self.launch("ring_write", &[], &bindings, &params, grid, [256, 1, 1]);
     }

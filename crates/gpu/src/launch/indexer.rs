@@ -5,7 +5,7 @@ use numerics::quantise::fp4_row_bytes;
 use crate::{Buf, Device, Gpu, record::u32_of};
 
 /// Keys of a threadgroup; most values of a query and most heads, as in indexer.metal.
-const KEYS: usize = 256;
+const KEYS: usize = 64;
 const QUERY: usize = 4096;
 const HEADS: usize = 64;
 const DIM: usize = 128;
@@ -56,7 +56,7 @@ impl<D: Device> Gpu<D> {
     pub(crate) fn scored(&self, q: &Buf<D>, w: &Buf<D>, keys: &Buf<D>, n: usize, visible: &[u32]) -> Buf<D> {
         let (rows, heads) = (q.rows(), w.width());
         let dim = q.width() / heads;
-        let fits = heads <= HEADS && dim <= DIM && heads * dim <= QUERY;
+        let fits = heads <= HEADS && dim <= DIM && dim.is_multiple_of(32) && heads * dim <= QUERY;
         assert!(fits && n <= keys.rows() && visible.len() == rows, "{heads} index heads of {dim}");
         assert_eq!(keys.width(), fp4_row_bytes(dim), "bytes of a key");
         let score = self.values(&[rows, n]);

@@ -1,7 +1,7 @@
 //! Linear layers on every form but EXL3.
 
 use checkpoint::Form;
-use ops::{Io, Mode};
+use ops::{Io, Mode, RopeTable};
 
 use super::mat::{Class, Mat};
 use crate::{Binding, Buf, Constant, Device, Gpu};
@@ -27,6 +27,15 @@ struct Rows {
     scale_shift: u32,
     slices: u32,
     round: u32,
+    head_pairs: u32,
+    turned: u32,
+}
+
+/// A rotation of the results of a product: turns, pairs of a head, and of those the last that are turned.
+struct Turn<D: Device> {
+    turns: Buf<D>,
+    head_pairs: usize,
+    turned: usize,
 }
 
 #[repr(C)]
@@ -104,9 +113,38 @@ impl<D: Device> Gpu<D> {
         }
         if self.source() && io == Io::Fp8 {
             let x = self.quantised(x);
-            return self.linear_plain(&x, mat, io, 1, mat.class.has_order());
+            return self.linear_plain(&x, mat, io, 1, mat.class.has_order(), None);
         }
-        self.linear_plain(x, mat, io, 1, false)
+        self.linear_plain(x, mat, io, 1, false, None)
+    }
+
+    /// [`Gpu::linear_any`] and the rotation of its results, in one launch where the product's kernel can.
+    pub(crate) fn linear_turned(
+        &self,
+        x: &Buf<D>,
+        mat: &Mat<D>,
+        io: Io,
+        head_dim: usize,
+        table: &RopeTable,
+        positions: &[u32],
+    ) -> Buf<D> {
+        let quantised = self.source() && io == Io::Fp8;
+        let ordered = quantised && mat.class.has_order();
+        if mat.weight.form() == Form::Exl3 || ordered || self.tiled(x.rows()) {
+            let y = self.linear_any(x, mat, io);
+            return self.rope_rows(&y, head_dim, table, positions, false);
+        }
+        assert!(
+            x.width() == mat.weight.cols()
+                && mat.weight.rows().is_multiple_of(head_dim)
+                && positions.len() == x.rows(),
+            "activations and heads of {}",
+            mat.weight.name()
+        );
+        let turn =
+            Turn { turns: self.turns(table, positions), head_pairs: head_dim / 2, turned: table.dim() / 2 };
+        let x = if quantised { &self.quantised(x) } else { x };
+        self.linear_plain(x, mat, io, 1, false, Some(&turn))
     }
 
     /// Group g of the outputs from group g of the columns of `x`.
@@ -114,7 +152,7 @@ impl<D: Device> Gpu<D> {
         assert_eq!(x.width(), mat.weight.cols() * groups, "activations of {}", mat.weight.name());
         match mat.weight.form() {
             Form::Exl3 => self.linear_exl3(x, mat, Io::Bf16, groups),
-            _ => self.linear_plain(x, mat, Io::Bf16, groups, false),
+            _ => self.linear_plain(x, mat, Io::Bf16, groups, false, None),
         }
     }
 
@@ -160,8 +198,17 @@ impl<D: Device> Gpu<D> {
         y
     }
 
-    /// A product without quantisation of `x`; `ordered` takes the released order of the sums, without groups.
-    fn linear_plain(&self, x: &Buf<D>, mat: &Mat<D>, io: Io, groups: usize, ordered: bool) -> Buf<D> {
+    /// A product without quantisation of `x`; `ordered` takes the released order of the sums, without groups. Only products
+    /// of lanes turn their results.
+    fn linear_plain(
+        &self,
+        x: &Buf<D>,
+        mat: &Mat<D>,
+        io: Io,
+        groups: usize,
+        ordered: bool,
+        turn: Option<&Turn<D>>,
+    ) -> Buf<D> {
         let (rows, cols, all) = (x.rows(), mat.weight.cols(), mat.weight.rows());
         let outs = all / groups;
         let y = self.values(&[rows, all]);
@@ -197,7 +244,13 @@ impl<D: Device> Gpu<D> {
                 scale_shift,
                 slices: slices as u32,
                 round,
+                head_pairs: turn.map_or(1, |t| t.head_pairs as u32),
+                turned: turn.map_or(0, |t| t.turned as u32),
             };
+            // Without a rotation nothing reads its turns.
+            let turns = turn.map_or(x, |t| &t.turns).binding();
+            let [x, data, scale, y] = bindings;
+            let bindings = [x, data, scale, y, turns];
             let grid = [outs.div_ceil(OUTS * 8 / slices), rows.div_ceil(tile), groups];
             self.launch(ROWS, &product_constants(form, cols, tile), &bindings, &params, grid, [256, 1, 1]);
         }

@@ -1,10 +1,13 @@
 //! One launcher for each operator: shapes, memory, and the dispatches of its kernels.
 
 mod attention;
+mod attention_rows;
 mod cache;
 pub mod cost;
 mod engram;
 mod exl3;
+#[cfg(all(test, emulator))]
+mod fused_tests;
 mod gated;
 mod hyper;
 mod indexer;
@@ -20,4 +23,6 @@ mod slab;
 #[cfg(all(test, emulator))]
 mod tests;
 
+pub(crate) use attention::Values;
+pub(crate) use hyper::Expand;
 pub use mat::{Experts, Mat};

@@ -35,7 +35,7 @@ impl<D: Device> Gpu<D> {
         let images = image.is_some().into();
         let params = Params { experts: u32_of(experts), top: u32_of(top), scale, images };
         let bindings = [logits, bias, other, &flags, &routing.experts, &routing.weights].map(Buf::binding);
-        self.launch("router", &[], &bindings, &params, [rows, 1, 1], [32, 1, 1]);
+        self.launch("router", &[], &bindings, &params, [rows, 1, 1], [128, 1, 1]);
         routing
     }
 }

@@ -1,0 +1,216 @@
+//! Blocks that share launches have the bits of their operators one after the other.
+
+use checkpoint::Form;
+use numerics::quantise::{fp8_row_bytes, kv_row_bytes};
+use ops::{
+    Backend, Compressed, Host, Io, Mix, Mode, RopeTable, Taps, Window,
+    blocks::{AttentionWeights, SublayerWeights},
+    hyper::MixConstants,
+    registry::generated_weight,
+};
+
+use crate::{Buf, Gpu, Mat, emu::Emu};
+
+const MODES: [Mode; 3] = [Mode::Exact, Mode::Source, Mode::Native];
+const D: usize = 160;
+const HEADS: usize = 6;
+const DIM: usize = 96;
+
+fn emu(mode: Mode) -> Gpu<Emu> {
+    Gpu::new(mode, Emu::open().unwrap())
+}
+
+fn values(b: &Gpu<Emu>, name: &str, shape: &[usize]) -> Buf<Emu> {
+    let s = numerics::generator::Stream::new(name, 3);
+    let n: usize = shape.iter().product();
+    let v = (0..n as u64).map(|i| numerics::bf16::round(s.normal(i))).collect();
+    b.upload(&Host::f32(shape, v)).unwrap()
+}
+
+fn mat(b: &Gpu<Emu>, name: &str, form: Form, rows: usize, cols: usize) -> Mat<Emu> {
+    b.load(&generated_weight(name, form, rows, cols, 3)).unwrap()
+}
+
+fn read(b: &Gpu<Emu>, x: &Buf<Emu>) -> Host {
+    b.read(x).unwrap()
+}
+
+fn sublayer(b: &Gpu<Emu>) -> SublayerWeights<Gpu<Emu>> {
+    SublayerWeights {
+        fun: mat(b, "fn", Form::F32, 24, 4 * D),
+        scale: values(b, "scale", &[3]),
+        base: values(b, "base", &[24]),
+        constants: MixConstants { iterations: 20, eps: 1e-6, norm_eps: 1e-6 },
+        norm: values(b, "norm", &[D]),
+        tap: "hc",
+    }
+}
+
+fn attention(b: &Gpu<Emu>) -> AttentionWeights<Gpu<Emu>> {
+    AttentionWeights {
+        wq_a: mat(b, "wq_a", Form::Fp8Block32, 64, D),
+        q_norm: values(b, "q_norm", &[64]),
+        wq_b: mat(b, "wq_b", Form::Fp8Block32, HEADS * DIM, 64),
+        wkv: mat(b, "wkv", Form::Fp8Block32, DIM, D),
+        kv_norm: values(b, "kv_norm", &[DIM]),
+        sinks: values(b, "sinks", &[HEADS]),
+        wo_a: mat(b, "wo_a", Form::Fp8Block32, 3 * 32, 2 * DIM),
+        wo_b: mat(b, "wo_b", Form::Fp8Block32, D, 3 * 32),
+        head_dim: DIM,
+        groups: 3,
+        eps: 1e-6,
+    }
+}
+
+fn table() -> RopeTable {
+    RopeTable::plain(10_000.0, 32)
+}
+
+fn total(counts: &std::collections::HashMap<&'static str, u64>) -> u64 {
+    counts.values().sum()
+}
+
+#[test]
+fn a_result_on_its_way_into_the_next_sublayer_has_the_bits_of_the_operators() {
+    for (mode, rows) in MODES.into_iter().flat_map(|m| [(m, 1), (m, 3)]) {
+        let b = emu(mode);
+        let w = sublayer(&b);
+        let (streams, y) = (values(&b, "streams", &[rows, 4, D]), values(&b, "y", &[rows, D]));
+        let mix = Mix {
+            pre: values(&b, "pre", &[rows, 4]),
+            post: values(&b, "post", &[rows, 4]),
+            comb: values(&b, "comb", &[rows, 4, 4]),
+        };
+        let alone = b.hc_expand(&streams, &y, &mix);
+        b.flush();
+        let want_mix = b.hc_mix(&alone, &w.fun, &w.scale, &w.base, w.constants);
+        let want = b.rmsnorm(&b.hc_collapse(&alone, &mix.pre), &w.norm, w.constants.norm_eps);
+        let mut got = None;
+        let counts = b.counted(|| {
+            let next = b.hc_expand(&streams, &y, &mix);
+            got = Some((b.sublayer_input(&next, &mix.pre, &w, &mut Taps::off()), next));
+        });
+        assert_eq!(total(&counts), 2, "{counts:?}");
+        let ((got_mix, x), next) = got.unwrap();
+        let pairs = [
+            (&next, &alone),
+            (&x, &want),
+            (&got_mix.pre, &want_mix.pre),
+            (&got_mix.post, &want_mix.post),
+            (&got_mix.comb, &want_mix.comb),
+        ];
+        for (i, (got, want)) in pairs.into_iter().enumerate() {
+            assert!(read(&b, got) == read(&b, want), "{} {rows} rows, output {i}", mode.name());
+        }
+    }
+}
+
+/// Streams that somebody reads before the next sublayer are there.
+#[test]
+fn a_waiting_result_is_recorded_before_anything_that_may_read_it() {
+    let b = emu(Mode::Exact);
+    let (streams, y) = (values(&b, "streams", &[2, 4, D]), values(&b, "y", &[2, D]));
+    let mix = Mix {
+        pre: values(&b, "pre", &[2, 4]),
+        post: values(&b, "post", &[2, 4]),
+        comb: values(&b, "comb", &[2, 4, 4]),
+    };
+    let first = b.hc_expand(&streams, &y, &mix);
+    let mean = b.stream_mean(&first);
+    let second = b.hc_expand(&first, &y, &mix);
+    let third = b.hc_expand(&second, &y, &mix);
+    let plain = ops::Reference::new(Mode::Exact);
+    let host_mix = Mix { pre: read(&b, &mix.pre), post: read(&b, &mix.post), comb: read(&b, &mix.comb) };
+    let (streams, y) = (read(&b, &streams), read(&b, &y));
+    let want = plain.hc_expand(&streams, &y, &host_mix);
+    assert!(read(&b, &mean) == plain.stream_mean(&want));
+    let want = plain.hc_expand(&want, &y, &host_mix);
+    assert!(read(&b, &third) == plain.hc_expand(&want, &y, &host_mix));
+    // A part of the streams is no whole.
+    let w = sublayer(&b);
+    let all = b.hc_expand(&second, &b.upload(&y).unwrap(), &mix);
+    let (_, x) =
+        b.sublayer_input(&b.slice_rows(&all, 1, 1), &b.slice_rows(&mix.pre, 1, 1), &w, &mut Taps::off());
+    let (_, both) = b.sublayer_input(&all, &mix.pre, &w, &mut Taps::off());
+    assert!(read(&b, &x) == read(&b, &both).slice_rows(1, 1));
+}
+
+#[test]
+fn the_input_of_attention_has_the_bits_of_the_operators() {
+    for (mode, rows) in MODES.into_iter().flat_map(|m| [(m, 1), (m, 3), (m, 11)]) {
+        let b = emu(mode);
+        let w = attention(&b);
+        let (x, table) = (values(&b, "x", &[rows, D]), table());
+        let positions: Vec<u32> = (7..7 + rows as u32).collect();
+        let latent = b.rmsnorm(&b.linear(&x, &w.wq_a, Io::Fp8), &w.q_norm, w.eps);
+        let q = b.rope(&b.linear(&latent, &w.wq_b, Io::Fp8), DIM, &table, &positions, false);
+        let kv = b.rmsnorm(&b.linear(&x, &w.wkv, Io::Fp8), &w.kv_norm, w.eps);
+        let codes = b.store_window(&b.rope(&kv, DIM, &table, &positions, false));
+        let mut got = None;
+        let counts = b.counted(|| got = Some(b.attention_input(&x, &w, &table, &positions)));
+        let got = got.unwrap();
+        for (name, got, want) in
+            [("latent", &got.latent, &latent), ("q", &got.q, &q), ("codes", &got.codes, &codes)]
+        {
+            assert!(read(&b, got) == read(&b, want), "{} {rows} rows: {name}", mode.name());
+        }
+        if mode == Mode::Exact {
+            assert_eq!(total(&counts), 3, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn attention_that_keeps_its_rows_and_turns_back_has_the_bits_of_the_operators() {
+    for (mode, rows) in MODES.into_iter().flat_map(|m| [(m, 1), (m, 3), (m, 70)]) {
+        let b = emu(mode);
+        let (w, table, size) = (attention(&b), table(), 24);
+        let code = |name: &str, rows: usize, width: usize| {
+            // Any scale near one, any finite code.
+            let s = numerics::generator::Stream::new(name, 3);
+            let byte = |i: u64| if i as usize % width >= DIM { 127 } else { (s.word(i) % 0x7f) as u8 };
+            b.upload(&Host::u8(&[rows, width], (0..(rows * width) as u64).map(byte).collect())).unwrap()
+        };
+        let slots = size + 5;
+        let ring = || {
+            let mut ring = b.cache(slots, fp8_row_bytes(DIM)).unwrap();
+            let positions: Vec<u32> = (0..slots as u32).collect();
+            b.ring_write(&mut ring, &code("ring", slots, fp8_row_bytes(DIM)), &positions);
+            ring
+        };
+        let fresh = code("fresh", rows, fp8_row_bytes(DIM));
+        let cache = code("cache", 40, kv_row_bytes(DIM));
+        let topk =
+            b.upload(&Host::i32(&[rows, 12], (0..rows * 12).map(|i| (i % 40) as i32).collect())).unwrap();
+        let q = values(&b, "q", &[rows, HEADS * DIM]);
+        let positions: Vec<u32> = (50..50 + rows as u32).collect();
+        let run = |apart: bool| {
+            let mut ring = ring();
+            b.flush();
+            let mut o = None;
+            let counts = b.counted(|| {
+                let window = Window { ring: &ring, fresh: &fresh, base: 50, size };
+                let compressed = Compressed { cache: &cache, topk: &topk };
+                let attended = b.sparse_attention(&q, &window, Some(&compressed), &w.sinks, &positions);
+                if apart {
+                    b.flush();
+                }
+                let skip = rows.saturating_sub(slots);
+                b.ring_write(&mut ring, &b.slice_rows(&fresh, skip, rows - skip), &positions[skip..]);
+                o = Some(if apart {
+                    let o = b.rope(&attended, DIM, &table, &positions, true);
+                    b.linear(&b.grouped_linear(&o, &w.wo_a, 3), &w.wo_b, Io::Fp8)
+                } else {
+                    b.attention_output(&attended, &w, &table, &positions)
+                });
+            });
+            (read(&b, &o.unwrap()), read(&b, &ring), total(&counts))
+        };
+        let (got, want) = (run(false), run(true));
+        assert!(got.0 == want.0, "{} {rows} rows: results", mode.name());
+        assert!(got.1 == want.1, "{} {rows} rows: ring", mode.name());
+        if rows < 64 && mode != Mode::Source {
+            assert_eq!((got.2, want.2), (4, 6), "{} {rows} rows", mode.name());
+        }
+    }
+}
