@@ -44,6 +44,13 @@ struct ValuesParams {
     slots: u32,
 }
 
+/// Window rows, their positions and the ring that they go to.
+struct Kept<D: Device> {
+    codes: Buf<D>,
+    positions: Buf<D>,
+    ring: Binding<D::Buffer>,
+}
+
 /// The second half of attention, from scores and decoded columns to results.
 pub(crate) struct Values<D: Device> {
     scores: Buf<D>,
@@ -52,8 +59,7 @@ pub(crate) struct Values<D: Device> {
     out: Buf<D>,
     /// Rotation of the results.
     turns: Option<Buf<D>>,
-    /// Window rows, their positions and the ring that they go to.
-    kept: Option<(Buf<D>, Buf<D>, Binding<D::Buffer>)>,
+    kept: Option<Kept<D>>,
     params: ValuesParams,
 }
 
@@ -162,11 +168,10 @@ impl<D: Device> Gpu<D> {
         // What is not asked for is never touched.
         let none = || v.scores.binding();
         let turns = v.turns.as_ref().map_or_else(none, Buf::binding);
-        let kept = v
-            .kept
-            .as_ref()
-            .map(|(codes, positions, ring)| [codes.binding(), positions.binding(), ring.clone()]);
-        let [codes, positions, ring] = kept.unwrap_or_else(|| [none(), none(), none()]);
+        let [codes, positions, ring] = match &v.kept {
+            Some(k) => [k.codes.binding(), k.positions.binding(), k.ring.clone()],
+            None => [none(), none(), none()],
+        };
         let bindings = [
             v.scores.binding(),
             v.decoded.binding(),
@@ -186,7 +191,8 @@ impl<D: Device> Gpu<D> {
     pub(crate) fn keep_with_values(&self, ring: &Buf<D>, codes: &Buf<D>, positions: &Buf<D>) -> bool {
         match &mut *self.pending() {
             Some(Pending::Values(v)) if v.kept.is_none() && codes.rows() <= v.out.rows() => {
-                v.kept = Some((codes.clone(), positions.clone(), ring.binding()));
+                v.kept =
+                    Some(Kept { codes: codes.clone(), positions: positions.clone(), ring: ring.binding() });
                 v.params.kept = u32_of(codes.rows());
                 v.params.code_bytes = u32_of(codes.width());
                 v.params.slots = u32_of(ring.rows());
