@@ -251,7 +251,7 @@ test("errors say what is wrong and what to do", async () => {
   await page.route("**/v1/chat/completions", (route) => route.fulfill({ status: 429, headers: { "retry-after": "7" },
     contentType: "application/json", body: JSON.stringify({ error: { message: "too many requests wait; try again later" } }) }));
   await say(page, "Hello!");
-  assert.equal(await last(page).locator(".error").textContent(), "too many requests wait; try again later It suggests to wait 7 s.");
+  assert.equal(await last(page).locator(".error").textContent(), "too many requests wait; try again later. It suggests to wait 7 s.");
   await page.unroute("**/v1/chat/completions");
   // A stream that is cut keeps what came.
   await scripted(page, [{ content: "Half an ans" }], "");

@@ -10,6 +10,8 @@ export function setKey(value) {
   else sessionStorage.removeItem("hallmark.key");
 }
 
+const sentence = (text) => text.replace(/\.?$/, ".");
+
 export class Problem extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -30,7 +32,7 @@ async function ask(path, options = {}) {
   if (response.ok) return response;
   let message = `The server answered ${response.status}.`;
   try {
-    message = (await response.json()).error.message;
+    message = sentence((await response.json()).error.message);
   } catch { /* not in the API's form */ }
   const wait = response.headers.get("retry-after");
   if (response.status === 429 && wait) message += ` It suggests to wait ${wait} s.`;
@@ -83,7 +85,7 @@ export async function* stream(body, signal, onHead) {
       if (!data.length) continue; // a sign of life
       if (data[0] === "[DONE]") return;
       const event = JSON.parse(data.join("\n"));
-      if (event.error) throw new Problem(event.error.message, event.error.code);
+      if (event.error) throw new Problem(sentence(event.error.message), event.error.code);
       yield event;
     }
   }
