@@ -61,6 +61,8 @@ pub fn browser(shots: bool) -> Result<()> {
     let judgement = judgement(&program)?;
     let mut command = node::script(&folder, "xtask/web/page.mjs")?;
     command.env("HALLMARK", &program).env("CHROMIUM", chromium).env("JUDGEMENT", judgement);
+    // One that is neither PASS nor FAIL.
+    command.env("RECEIPT", root().join("receipts/wide-cpu-x86_64-exact.json"));
     if shots {
         command.env("SHOTS", root().join("docs"));
     }

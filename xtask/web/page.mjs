@@ -1,18 +1,21 @@
 // The web page in a real browser, against `hallmark serve` with the demo model.
 //
-// HALLMARK: the program. CHROMIUM: the browser. JUDGEMENT: what `hallmark judge --json` printed. SHOTS: a folder for the
-// screenshots of docs/ (optional).
+// HALLMARK: the program. CHROMIUM: the browser. JUDGEMENT: what `hallmark judge --json` printed. RECEIPT: a receipt. SHOTS: a
+// folder for the screenshots of docs/ (optional).
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { writeFileSync } from "node:fs";
+import { copyFileSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { chromium } from "playwright-core";
 
-const { HALLMARK, CHROMIUM = "chromium", JUDGEMENT, SHOTS } = process.env;
+const { HALLMARK, CHROMIUM = "chromium", JUDGEMENT, RECEIPT, SHOTS } = process.env;
 const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true };
 const WAIT = 30_000; // machines of CI are slow and shared
 
+const receipts = mkdtempSync(join(tmpdir(), "receipts-"));
 const servers = [];
 let browser;
 let main; // the server of most tests
@@ -107,12 +110,15 @@ async function shot(page, name) {
 
 before(async () => {
   browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"] });
-  main = await serve("--port", "0", "--judgement", JUDGEMENT);
+  copyFileSync(RECEIPT, join(receipts, "sound.json"));
+  writeFileSync(join(receipts, "edited.json"), readFileSync(RECEIPT, "utf8").replace('"verdict":"PARTIAL"', '"verdict":"PASS"'));
+  main = await serve("--port", "0", "--judgement", JUDGEMENT, "--receipts", receipts);
 });
 
 after(async () => {
   await browser?.close();
   servers.forEach((child) => child.kill("SIGKILL"));
+  rmSync(receipts, { recursive: true });
 });
 
 test("a message by keyboard alone: streamed text, thinking folded", async () => {
@@ -323,6 +329,8 @@ test("status and qualification show what the server knows", async () => {
   assert.equal(await page.locator("#capabilities tbody tr").count(), about.qualification.capabilities.length);
   assert.equal(await page.locator(".receipt").count(), about.qualification.receipts.length);
   assert.ok(about.qualification.receipts.length >= 20);
+  assert.ok(about.qualification.receipts.some((receipt) => receipt.file === "sound.json"), "a receipt of --receipts is shown");
+  assert.match(await page.locator("#receipts > .error").textContent(), /edited\.json is left aside/, "an edited one is named, not shown");
   const failed = page.locator(".receipt", { hasText: "FAIL" }).first();
   await failed.locator("summary").press("Enter");
   assert.ok(await failed.locator("table").isVisible(), "a failed gate is shown with its checks");
