@@ -104,7 +104,7 @@ const contrast = (page, selector) => page.locator(selector).first().evaluate((no
 async function shot(page, name) {
   if (!SHOTS) return;
   const session = await page.context().newCDPSession(page);
-  const { data } = await session.send("Page.captureScreenshot", { format: "webp", quality: 82 });
+  const { data } = await session.send("Page.captureScreenshot", { format: "webp", quality: 60 });
   writeFileSync(`${SHOTS}/${name}.webp`, Buffer.from(data, "base64"));
 }
 
