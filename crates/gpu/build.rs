@@ -106,7 +106,14 @@ fn table(out: &Path, files: &[(String, rewrite::File)]) -> String {
             for c in &f.constants {
                 let _ = write!(t, "({}, {:?}), ", c.id, c.name);
             }
-            let _ = writeln!(t, "], #[cfg(emulator)] entry: msl_kernel_{} }},", k.name);
+            let _ = writeln!(
+                t,
+                "], #[cfg(emulator)] entry: msl_kernel_{0}, #[cfg(emulator)] sizes: [Size(&raw const msl_threadgroup_{0}), \
+                 Size(&raw const msl_inline_{0})] }},",
+                k.name
+            );
+            let _ =
+                writeln!(externs, "    static msl_threadgroup_{0}: u32; static msl_inline_{0}: u32;", k.name);
             let _ = writeln!(
                 externs,
                 "    fn msl_kernel_{}(arguments: *const *const u8, place: *const u8);",

@@ -2,6 +2,7 @@
 
 mod cross;
 mod fixtures;
+mod kernels;
 mod node;
 mod notices;
 mod nvrtc;
@@ -88,6 +89,12 @@ enum Command {
         #[arg(long)]
         shots: bool,
     },
+    /// Compare docs/kernels.md, the table of the GPU kernels, with the code
+    Kernels {
+        /// Write it anew
+        #[arg(long)]
+        write: bool,
+    },
     /// Check the code for macOS on Linux (installs Debian's cross toolchain)
     Cross,
     /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
@@ -110,6 +117,7 @@ fn main() -> ExitCode {
         Command::Receipts { table } => receipts::run(table),
         Command::Nvrtc { write } => nvrtc::run_tests(write),
         Command::Web { shots } => web::run_all(shots),
+        Command::Kernels { write } => kernels::run(write),
         Command::Cross => cross::check(),
         Command::Notices { check } => notices::run(check),
     };

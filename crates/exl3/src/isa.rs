@@ -20,7 +20,7 @@ pub enum Isa {
 impl Isa {
     /// Those that this machine has, best first; never empty.
     pub fn available() -> Vec<Isa> {
-        let mut list = vec![];
+        let mut list = vec![Isa::Portable];
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2")
@@ -33,17 +33,17 @@ impl Isa {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vbmi")
                 && is_x86_feature_detected!("avx512vnni");
-            if avx512 && is_x86_feature_detected!("avx512fp16") {
-                list.push(Isa::Avx512Half);
+            if avx2 {
+                list.push(Isa::Avx2);
             }
             if avx512 {
                 list.push(Isa::Avx512);
             }
-            if avx2 {
-                list.push(Isa::Avx2);
+            if avx512 && is_x86_feature_detected!("avx512fp16") {
+                list.push(Isa::Avx512Half);
             }
         }
-        list.push(Isa::Portable);
+        list.reverse();
         list
     }
 

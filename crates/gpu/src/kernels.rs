@@ -27,7 +27,40 @@ pub struct Kernel {
     /// The emulator's function.
     #[cfg(emulator)]
     pub(crate) entry: unsafe extern "C" fn(*const *const u8, *const u8),
+    /// Threadgroup memory, inline bytes: as the emulator's compiler counts them.
+    #[cfg(emulator)]
+    pub(crate) sizes: [Size; 2],
 }
+
+#[cfg(emulator)]
+impl Kernel {
+    /// Threadgroup memory that it declares, in bytes; each variable takes a multiple of 16.
+    pub fn threadgroup_bytes(&self) -> u32 {
+        self.sizes[0].get()
+    }
+
+    /// Length of the structs that it is passed inline, in bytes.
+    pub fn inline_bytes(&self) -> u32 {
+        self.sizes[1].get()
+    }
+}
+
+/// Address of a constant of the kernels.
+#[cfg(emulator)]
+#[derive(Debug)]
+pub(crate) struct Size(*const u32);
+
+#[cfg(emulator)]
+impl Size {
+    fn get(&self) -> u32 {
+        // SAFETY: a constant of the program.
+        unsafe { self.0.read() }
+    }
+}
+
+// SAFETY: the address of a constant.
+#[cfg(emulator)]
+unsafe impl Sync for Size {}
 
 /// The texts of a file of kernels.
 #[derive(Debug)]

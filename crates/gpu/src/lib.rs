@@ -22,4 +22,4 @@ pub use buf::{Buf, Element};
 pub use device::{Binding, Constant, Device, Dispatch, Limits};
 pub use gpu::Gpu;
 pub use kernels::Kernel;
-pub use launch::{Experts, Mat, cost};
+pub use launch::{Experts, Mat, bytes, cost};

@@ -36,6 +36,8 @@ pub struct Kernel {
     pub parameters: Vec<Parameter>,
     /// Whether it, or a function it calls, waits at a barrier or exchanges values within a simdgroup.
     pub synchronises: bool,
+    /// Types of the threadgroup variables that it and the functions it calls declare.
+    pub threadgroup: Vec<String>,
 }
 
 impl Kernel {
@@ -309,8 +311,9 @@ pub fn rewrite(file: &str, metal: &str) -> Result<File, String> {
     let mut p = Parser { file, tokens: tokens(metal), at: 0 };
     let (mut cpp, mut cuda) = (String::from("#include <metal_stdlib>\n"), String::new());
     let (mut kernels, mut constants) = (Vec::new(), Vec::new());
-    // Names used in the body of each function at file level.
+    // Names used in the body of each function at file level, and the types of its threadgroup variables.
     let mut bodies: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut variables: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let (mut depth, mut statement, mut shared, mut function) = (0usize, true, 0usize, String::new());
     let mut i = 0;
     while i < p.tokens.len() {
@@ -360,7 +363,7 @@ pub fn rewrite(file: &str, metal: &str) -> Result<File, String> {
             }
             signatures(&mut cpp, &mut cuda, &name, &parameters);
             function.clone_from(&name);
-            kernels.push(Kernel { name, parameters, synchronises: false });
+            kernels.push(Kernel { name, parameters, synchronises: false, threadgroup: Vec::new() });
             (i, depth, statement) = (body + 1, 1, true);
             continue;
         }
@@ -374,6 +377,7 @@ pub fn rewrite(file: &str, metal: &str) -> Result<File, String> {
             if !declaration.contains('*') {
                 let dims = p.text(dims, end);
                 shared += 1;
+                variables.entry(function.clone()).or_default().push(format!("{kind}{dims}"));
                 let _ = write!(
                     cpp,
                     "typedef threadgroup {kind} msl_shared_{shared}{dims}; msl_shared_{shared}& {name} = \
@@ -403,9 +407,25 @@ pub fn rewrite(file: &str, metal: &str) -> Result<File, String> {
     let synchronising = synchronising(&bodies);
     for kernel in &mut kernels {
         kernel.synchronises = synchronising.contains(&kernel.name);
+        let called = reached(&bodies, &kernel.name);
+        kernel.threadgroup = called.iter().filter_map(|f| variables.get(f)).flatten().cloned().collect();
         entry(&mut cpp, kernel);
     }
     Ok(File { metal: metal.to_owned(), cpp, cuda, kernels, constants })
+}
+
+/// `function` and what it calls, itself or through others.
+fn reached(bodies: &BTreeMap<String, BTreeSet<String>>, function: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::from([function.to_owned()]);
+    let mut open = vec![function.to_owned()];
+    while let Some(words) = open.pop().map(|name| bodies.get(&name)) {
+        for word in words.into_iter().flatten().filter(|w| bodies.contains_key(*w)) {
+            if found.insert(word.clone()) {
+                open.push(word.clone());
+            }
+        }
+    }
+    found
 }
 
 /// The functions that synchronise themselves or through what they call.
@@ -473,4 +493,13 @@ fn entry(cpp: &mut String, kernel: &Kernel) {
         kernel.name,
         arguments.join(", ")
     );
+    // What Metal limits, as the compiler counts it.
+    let shared = kernel.threadgroup.iter().map(|t| format!(" + (sizeof({t}) + 15) / 16 * 16"));
+    let inline = kernel.buffers().filter(|p| p.by_value());
+    let inline = inline.map(|p| format!(" + sizeof({})", p.kind.trim_end_matches('&')));
+    for (what, sum) in [("threadgroup", shared.collect::<String>()), ("inline", inline.collect())] {
+        let name = format!("msl_{what}_{}", kernel.name);
+        let _ =
+            write!(cpp, "\nextern \"C\" {{ extern const uint32_t {name}; const uint32_t {name} = 0{sum}; }}");
+    }
 }

@@ -1,7 +1,12 @@
 //! The emulator itself: features, limits, and the faults that it is there to catch.
 #![cfg(feature = "emu")]
 
-use gpu::{Binding, Constant, Device, Dispatch, emu::Emu, kernels::kernel, selftest};
+use gpu::{
+    Binding, Constant, Device, Dispatch, Limits,
+    emu::Emu,
+    kernels::{KERNELS, kernel},
+    selftest,
+};
 
 fn emu() -> Emu {
     Emu::open().expect("clang++-19 is part of the test set-up")
@@ -43,12 +48,31 @@ fn metal_s_limits_are_enforced() {
     refused(&|d| d.threads = [100, 1, 1], "100 threads");
     refused(&|d| d.threads = [64, 32, 1], "2048 threads");
     refused(&|d| d.threadgroup = vec![33 << 10], "33792 bytes of threadgroup memory");
-    refused(&|d| d.threadgroup = vec![32 << 10], "more than 32 KiB"); // with the kernel's own 32 bytes
+    refused(&|d| d.threadgroup = vec![32 << 10], "beside its own 32"); // each fits, both do not
     refused(&|d| d.bindings[2] = Binding::Inline(vec![0; 5000].into()), "5000 inline bytes");
+    refused(&|d| d.bindings[2] = Binding::Inline(vec![0; 8].into()), "its structs have 4");
     refused(&|d| d.bindings.truncate(2), "2 bindings where it has 3");
     refused(&|d| d.bindings[0] = Binding::Buffer(e.allocate(16).unwrap(), 4096), "behind its buffer's end");
     refused(&|d| d.bindings[2] = Binding::Buffer(e.allocate(16).unwrap(), 0), "passed inline");
     assert!(e.pipeline(kernel("selftest_sum"), &[]).err().unwrap().to_string().contains("STEP"));
     let many = [(0, Constant::U32(1)), (1, Constant::Bool(false)), (9, Constant::U32(1))];
     assert!(e.pipeline(kernel("selftest_sum"), &many).err().unwrap().to_string().contains("constant 9"));
+}
+
+/// Of every kernel, whether or not a test starts it.
+#[test]
+fn every_kernel_fits_metal() {
+    let limits = Limits::METAL;
+    assert!(KERNELS.len() > 30, "{} kernels", KERNELS.len());
+    for k in KERNELS {
+        let (memory, inline) = (k.threadgroup_bytes(), k.inline_bytes());
+        assert!(memory <= limits.threadgroup_memory, "{}: {memory} bytes of threadgroup memory", k.name);
+        assert!(inline <= limits.inline_bytes, "{}: {inline} inline bytes", k.name);
+        assert!(k.parameters.len() <= limits.bindings as usize, "{}: {} buffers", k.name, k.parameters.len());
+        let by_value = k.parameters.iter().any(|p| p.by_value);
+        assert_eq!(by_value, inline > 0, "{}: {inline} inline bytes", k.name);
+    }
+    // What the compiler counts is what is written: eight floats, one integer.
+    assert_eq!((kernel("selftest_sum").threadgroup_bytes(), kernel("selftest_sum").inline_bytes()), (32, 4));
+    assert!(KERNELS.iter().any(|k| k.threadgroup_bytes() > 8192), "no kernel has more than 8 KiB");
 }

@@ -20,6 +20,7 @@ pub(super) fn apply(isa: Isa, layout: &Layout, tiles: &[f32], x: &[f32], rows: u
             }
         };
     }
+    #[cfg(target_arch = "x86_64")]
     macro_rules! by_slots {
         ($f:ident, $($slots:literal: ($($rows:literal x $at_once:literal),*)),*) => {
             match layout.slots {

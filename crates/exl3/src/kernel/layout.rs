@@ -14,6 +14,7 @@ pub(super) struct Layout {
     /// Lane (counted through all vectors) of each element, row by row.
     pub(super) lane: [u8; TILE],
     /// Where the decoder's n-th vector goes.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // portable code has no vectors
     pub(super) place: Vec<u8>,
     /// Row-major tiles whose inputs are not spread over lanes.
     pub(super) plain: bool,

@@ -58,6 +58,7 @@ enum Decoder {
 }
 
 /// A run of tiles down one column of tiles, and what to fetch meanwhile.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // portable code fetches nothing ahead
 struct Source {
     first: *const u8,
     /// Bytes from one tile to the next below it.
@@ -98,29 +99,25 @@ impl Source {
     }
 
     /// Asks for the tile that will be needed one chunk later than tile `i`.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn prefetch(&self, i: usize) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            let n = self.from + i;
-            let (down, right) = if self.abreast { (n / ACROSS, n % ACROSS) } else { (n, 0) };
-            let offset = down * self.stride + right * self.tile_bytes;
-            let at = self.ahead.wrapping_add(offset).cast::<i8>();
-            // SAFETY: hints; any address will do.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(at);
-                if self.tile_bytes > 64 {
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(64));
-                }
-                if self.tile_bytes > 128 {
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(128));
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(192));
-                }
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        let n = self.from + i;
+        let (down, right) = if self.abreast { (n / ACROSS, n % ACROSS) } else { (n, 0) };
+        let offset = down * self.stride + right * self.tile_bytes;
+        let at = self.ahead.wrapping_add(offset).cast::<i8>();
+        // SAFETY: hints; any address will do.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(at);
+            if self.tile_bytes > 64 {
+                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(64));
+            }
+            if self.tile_bytes > 128 {
+                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(128));
+                _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(192));
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (i, self.ahead, self.abreast, self.from);
     }
 }
 

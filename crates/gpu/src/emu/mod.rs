@@ -22,6 +22,12 @@ impl Emu {
                       apt-get install clang-19)";
         Err(DeviceError { backend: "emu", reason: reason.into(), refused: true })
     }
+
+    /// As of one that was built; there is none.
+    #[must_use]
+    pub fn with_threads(self, _: usize) -> Self {
+        self
+    }
 }
 
 #[cfg(emulator)]

@@ -148,11 +148,12 @@ impl Emu {
             ));
         }
         let shared: u64 = d.threadgroup.iter().map(|n| u64::from(*n)).sum();
-        if shared > u64::from(self.limits.threadgroup_memory)
+        if shared + u64::from(kernel.threadgroup_bytes()) > u64::from(self.limits.threadgroup_memory)
             || d.threadgroup.iter().any(|n| !n.is_multiple_of(16))
         {
             return refuse(format!(
-                "{shared} bytes of threadgroup memory; multiples of 16 up to {}",
+                "{shared} bytes of threadgroup memory beside its own {}; multiples of 16 up to {} in all",
+                kernel.threadgroup_bytes(),
                 self.limits.threadgroup_memory
             ));
         }
@@ -168,6 +169,11 @@ impl Emu {
             {
                 return refuse(format!("parameter {} begins behind its buffer's end", parameter.name));
             }
+        }
+        let structs = d.bindings.iter().zip(kernel.parameters).filter(|(_, parameter)| parameter.by_value);
+        let given: usize = structs.map(|(b, _)| if let Binding::Inline(v) = b { v.len() } else { 0 }).sum();
+        if given != kernel.inline_bytes() as usize {
+            return refuse(format!("{given} inline bytes; its structs have {}", kernel.inline_bytes()));
         }
         Ok(())
     }

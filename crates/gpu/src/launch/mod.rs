@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_rows;
+pub mod bytes;
 mod cache;
 pub mod cost;
 mod engram;
