@@ -40,6 +40,20 @@ pub fn attend(
     sinks: &[f32],
     out: &mut [f32],
 ) {
+    attend_by(f32::exp, mode, q, dim, panel, valid, sinks, out);
+}
+
+/// [`attend`] with another exponential.
+pub fn attend_by(
+    exp: impl Fn(f32) -> f32,
+    mode: Mode,
+    q: &[f32],
+    dim: usize,
+    panel: &[f32],
+    valid: &[bool],
+    sinks: &[f32],
+    out: &mut [f32],
+) {
     let scale = (dim as f64).powf(-0.5) as f32;
     for (h, sink) in sinks.iter().enumerate() {
         let q = &q[h * dim..][..dim];
@@ -56,11 +70,11 @@ pub fn attend(
                 })
                 .collect();
             let next = scores.iter().fold(m, |a, b| a.max(*b));
-            let alpha = (m - next).exp();
+            let alpha = exp(m - next);
             l *= alpha;
             o.iter_mut().for_each(|v| *v *= alpha);
             for (j, s) in scores.iter().enumerate() {
-                let p = (s - next).exp();
+                let p = exp(s - next);
                 l += p;
                 let p = mode.bf16(p);
                 let k = &panel[(first + j) * dim..][..dim];
@@ -70,7 +84,7 @@ pub fn attend(
             }
             m = next;
         }
-        l += (sink - m).exp();
+        l += exp(sink - m);
         for (out, v) in out[h * dim..][..dim].iter_mut().zip(&o) {
             *out = mode.bf16(v / l);
         }

@@ -36,8 +36,8 @@ pub struct MixConstants {
 }
 
 #[inline]
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
+fn sigmoid(exp: impl Fn(f32) -> f32, x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
 }
 
 /// Sum of four in the reference's butterfly order.
@@ -48,11 +48,15 @@ fn sum4(a: [f32; 4]) -> f32 {
 
 /// Doubly normalises exp(c): softmax over the output streams, then alternating columns and rows; the last
 /// normalisation is over columns.
-pub fn sinkhorn(mut c: [[f32; 4]; 4], constants: MixConstants) -> [[f32; 4]; 4] {
+pub fn sinkhorn(c: [[f32; 4]; 4], constants: MixConstants) -> [[f32; 4]; 4] {
+    sinkhorn_by(f32::exp, c, constants)
+}
+
+fn sinkhorn_by(exp: impl Fn(f32) -> f32, mut c: [[f32; 4]; 4], constants: MixConstants) -> [[f32; 4]; 4] {
     let eps = constants.eps;
     for row in &mut c {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let e = row.map(|v| (v - max).exp());
+        let e = row.map(|v| exp(v - max));
         let sum = sum4(e);
         *row = e.map(|v| v / sum + eps);
     }
@@ -84,17 +88,32 @@ pub fn mix_row(
     post: &mut [f32],
     comb: &mut [f32],
 ) {
+    mix_row_by(f32::exp, projections, mean, scale, base, constants, pre, post, comb);
+}
+
+/// [`mix_row`] with another exponential.
+pub fn mix_row_by(
+    exp: impl Fn(f32) -> f32 + Copy,
+    projections: &[f32],
+    mean: f32,
+    scale: &[f32],
+    base: &[f32],
+    constants: MixConstants,
+    pre: &mut [f32],
+    post: &mut [f32],
+    comb: &mut [f32],
+) {
     let r = rsqrt(mean + constants.norm_eps);
     let m = |k: usize, s: usize| (projections[k] * r).mul_add(scale[s], base[k]);
     for i in 0..STREAMS {
-        pre[i] = sigmoid(m(i, 0)) + constants.eps;
-        post[i] = 2.0 * sigmoid(m(STREAMS + i, 1));
+        pre[i] = sigmoid(exp, m(i, 0)) + constants.eps;
+        post[i] = 2.0 * sigmoid(exp, m(STREAMS + i, 1));
     }
     let mut c = [[0.0; 4]; 4];
     for (k, v) in c.as_flattened_mut().iter_mut().enumerate() {
         *v = m(2 * STREAMS + k, 2);
     }
-    comb.copy_from_slice(sinkhorn(c, constants).as_flattened());
+    comb.copy_from_slice(sinkhorn_by(exp, c, constants).as_flattened());
 }
 
 /// The reference of [`Backend::hc_mix`].

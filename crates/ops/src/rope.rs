@@ -52,6 +52,11 @@ impl RopeTable {
         table
     }
 
+    /// Given frequencies.
+    pub fn of(freqs: Vec<f32>) -> Self {
+        Self { freqs }
+    }
+
     /// Rotated dimensions.
     pub fn dim(&self) -> usize {
         self.freqs.len() * 2

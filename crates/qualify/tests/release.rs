@@ -52,7 +52,7 @@ fn first_layers_agree_with_cuda_and_a_run_goes_on() {
             operators: false,
             stop,
         };
-        run.run(Cpu::new(Mode::Source, None, None).unwrap(), |what| println!("{what}"))
+        run.run(Cpu::new(Mode::Source, None, None).unwrap(), None, |what| println!("{what}"))
     };
     assert!(run(Some(3)).is_err());
     let outcome = run(None).unwrap();

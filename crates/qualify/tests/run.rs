@@ -5,8 +5,12 @@ use common::{cpu, folder};
 
 use ops::Mode;
 use qualify::{
-    Verdict,
+    Thresholds, Verdict,
+    bins::{Bins, Element},
     fault::{Faulty, Size},
+    gates::model::{AgainstLive, BIN_REACH, forward},
+    judge::metrics,
+    load,
     models::Subject,
     receipt::{DeviceId, Receipt, verify},
     run::ModelRun,
@@ -61,4 +65,54 @@ fn an_allowed_run_bears_the_mark_and_g4_sees_rows_that_depend_on_each_other() {
     assert_eq!(g4.verdict, Verdict::Fail);
     assert!(g4.checks[1].figure.unwrap() > 0.0, "{:?}", g4.checks);
     assert_ne!(r.gate("G3").unwrap().verdict, Verdict::NotRun);
+}
+
+/// `exact` on a device failed against a live CPU run where a cache element fell into another bin, which was named for traces
+/// alone: the flip is named, and the reference takes the device's side of that boundary.
+#[test]
+fn a_bin_flip_against_a_live_reference_is_named() {
+    let subject = Subject::open(&folder("nano")).unwrap();
+    let checkpoint = &subject.checkpoint;
+    let device = load(checkpoint, Bins::new(cpu(Mode::Exact), BIN_REACH)).unwrap();
+    let bins = device.backend();
+    let layers = checkpoint.config().num_hidden_layers;
+    for tokens in [16, 32, 64, 128] {
+        let ids = subject.text(tokens).unwrap();
+        bins.reset(Vec::new());
+        let plain = forward(&device, &ids).unwrap();
+        let matters = |e: &Element| {
+            bins.reset(vec![e.clone()]);
+            let moved = forward(&device, &ids).unwrap();
+            metrics::values(moved.as_f32(), plain.as_f32()).nrms > 1e-4
+        };
+        let rows = |e: &Element| e.operator == "store_window" && e.call < layers;
+        let Some(e) = bins.near().into_iter().filter(rows).find(matters) else { continue };
+        // The gates run the device layer by layer for G2, then freely for G3, which is to have the flip.
+        let second = Element { call: e.call + layers, ..e };
+        bins.reset(vec![second.clone()]);
+        let run = AgainstLive {
+            model: &device,
+            make: &|| Ok(cpu(Mode::Exact)),
+            checkpoint,
+            ids: &ids,
+            key: "nano-exact",
+            draws: 4,
+            sensitivity: true,
+        };
+        let outcome = run.run(|_| {}).unwrap();
+        let nrms = &outcome.g3.checks[0];
+        let flips = outcome.measurements["bin_flips"][0].clone();
+        assert_eq!(flips["elements"].as_array().map(Vec::len), Some(1), "{flips}");
+        let named: Element = serde_json::from_value(flips["elements"][0].clone()).unwrap();
+        assert_eq!((named.operator, named.row, named.column), (second.operator, second.row, second.column));
+        let raw = flips["nrms"].as_f64().unwrap();
+        assert!(
+            raw > 1e-4 && nrms.figure.unwrap() <= *Thresholds::built_in().g3.floor_nrms,
+            "{raw} {nrms:?}"
+        );
+        assert!(nrms.note.contains("before the named bin flips"), "{}", nrms.note);
+        assert_eq!(outcome.g3.verdict, Verdict::Pass);
+        return;
+    }
+    panic!("no cached element lies at a boundary");
 }

@@ -3,11 +3,16 @@
 use std::{fs, ops::Range, path::PathBuf};
 
 use clap::Args;
-use engine::{About, Visit};
+use cpu::Cpu;
+use engine::{About, Device, Visit};
 use ops::{Backend, Mode};
 use qualify::{
     models::trace_cache,
-    release::{ReleaseRun, WholeRuns, plots::plots},
+    release::{
+        ReleaseRun, WholeRuns,
+        knobs::{Knob, Knobbed},
+        plots::plots,
+    },
 };
 
 use super::qualify::{On, Out, finish};
@@ -68,6 +73,11 @@ pub fn run(args: &ReleaseArgs) -> Result<(), Failure> {
                 .into(),
         ));
     }
+    if args.on.device == Device::Cpu {
+        let backend = super::qualify::cpu(Mode::Source, args.on.threads)?;
+        let about = args.on.device.about()?;
+        return release(args, Knobbed::new(backend), Some(Knobbed::<Cpu>::set), about);
+    }
     args.on.visit(Release { args })?
 }
 
@@ -79,11 +89,16 @@ impl Visit for Release<'_> {
     type Output = Result<(), Failure>;
 
     fn visit<B: Backend + 'static>(self, backend: B, about: About) -> Self::Output {
-        release(self.args, backend, about)
+        release(self.args, backend, None, about)
     }
 }
 
-fn release<B: Backend>(args: &ReleaseArgs, backend: B, about: About) -> Result<(), Failure> {
+fn release<B: Backend>(
+    args: &ReleaseArgs,
+    backend: B,
+    knobs: Option<fn(&B, Knob)>,
+    about: About,
+) -> Result<(), Failure> {
     let device = args.on.id(about);
     let (whole, word) = args.whole.word();
     let (a, b) = (args.layers.start, args.layers.end);
@@ -104,7 +119,7 @@ fn release<B: Backend>(args: &ReleaseArgs, backend: B, about: About) -> Result<(
         operators: true,
         stop: None,
     };
-    let outcome = run.run(backend, |what| eprintln!("{what}")).map_err(Failure::Qualify)?;
+    let outcome = run.run(backend, knobs, |what| eprintln!("{what}")).map_err(Failure::Qualify)?;
     if let Some(folder) = &args.plots {
         fs::create_dir_all(folder).map_err(|e| Failure::Io(format!("{}: {e}", folder.display())))?;
         for (name, svg) in plots(&outcome).map_err(Failure::Qualify)? {

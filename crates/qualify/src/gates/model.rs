@@ -183,16 +183,13 @@ impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
                 return Err(Error::file(trace.file(), what));
             }
             let mut checks = whole_checks(&pass, &got, want, &noise, t);
-            let exact = self.own.backend().mode() != Mode::Source;
-            if exact && checks[0].figure.is_some_and(|d| d > t.g3.limit_nrms(noise.nrms())) {
-                let (resolved, crossed) = self.resolve(&ids, want, got.rows())?;
-                if !crossed.is_empty() {
-                    let names: Vec<String> = crossed.iter().map(named).collect();
-                    let raw = metrics::values(got.as_f32(), want).nrms;
-                    bins.push(json!({ "pass": pass, "nrms": raw, "elements": crossed }));
-                    checks = whole_checks(&pass, &resolved, want, &noise, t);
-                    checks[0].note = format!("{raw:.2e} before the named bin flips: {}", names.join("; "));
-                }
+            if let Some((resolved, crossed)) =
+                explained(self.own, &ids, &checks[0], want, got.rows(), &noise)?
+            {
+                let raw = metrics::values(got.as_f32(), want).nrms;
+                bins.push(json!({ "pass": pass, "nrms": raw, "elements": crossed }));
+                checks = whole_checks(&pass, &resolved, want, &noise, t);
+                checks[0].note = flipped(raw, &crossed);
             }
             g3.extend(checks);
             if !decoded && longest.as_ref().is_none_or(|(_, old, _)| old.len() < ids.len()) {
@@ -224,35 +221,56 @@ const MOST_CROSSED: usize = 8;
 /// side: a few of its units, summed up over the layers.
 pub const BIN_REACH: f64 = 1e-6;
 
-impl<B: Backend, R: HostBackend> AgainstTrace<'_, B, R> {
-    /// Pushes cached elements that lie at a rounding boundary across it, one after the other in the order of the
-    /// forward pass, and keeps those that bring our own logits nearer to the reference's. What is left after that is
-    /// not the cache's doing. The run is that of the CPU in the same numerics, which may differ from the device's.
-    fn resolve(&self, ids: &[u32], want: &[f32], rows: usize) -> Result<(Host, Vec<Element>)> {
-        let bins = self.own.backend();
-        // Rows do not depend on how a text is cut into steps, so decode steps too are explained by a prefill.
-        let run = || Ok::<_, Error>(forward(self.own, ids)?.slice_rows(ids.len() - rows, rows));
-        bins.reset(Vec::new());
-        let mut best = run()?;
-        let mut distance = metrics::values(best.as_f32(), want).nrms;
-        let near = bins.near();
-        let mut crossed: Vec<Element> = Vec::new();
-        for e in near {
-            if distance <= *Thresholds::built_in().g3.floor_nrms || crossed.len() == MOST_CROSSED {
-                break;
-            }
-            let tried: Vec<Element> = crossed.iter().cloned().chain([e]).collect();
-            bins.reset(tried.clone());
-            let moved = run()?;
-            let d = metrics::values(moved.as_f32(), want).nrms;
-            // What explains a difference takes most of it away; one that is none may happen to take a third.
-            if d < 0.5 * distance {
-                (best, distance, crossed) = (moved, d, tried);
-            }
-        }
-        bins.reset(Vec::new());
-        Ok((best, crossed))
+/// The bin flips that explain why a pass is past its limit, with the logits of `own` behind them; `None` where nothing is
+/// to be explained or no flip does. In `source` nearly every value is rounded, so that no single element can be named.
+fn explained<R: HostBackend>(
+    own: &Model<Bins<R>>,
+    ids: &[u32],
+    nrms: &Check,
+    want: &[f32],
+    rows: usize,
+    noise: &SelfNoise,
+) -> Result<Option<(Host, Vec<Element>)>> {
+    let limit = Thresholds::built_in().g3.limit_nrms(noise.nrms());
+    if own.backend().mode() == Mode::Source || nrms.figure.is_none_or(|d| d <= limit) {
+        return Ok(None);
     }
+    let (logits, crossed) = resolve(own, ids, want, rows)?;
+    Ok((!crossed.is_empty()).then_some((logits, crossed)))
+}
+
+/// Pushes cached elements that lie at a rounding boundary across it, one after the other in the order of the forward pass, and
+/// keeps those that bring the logits of `own` nearer to `want`. What is left after that is not the cache's doing. `own` is
+/// the CPU in the same numerics as the device.
+fn resolve<R: HostBackend>(
+    own: &Model<Bins<R>>,
+    ids: &[u32],
+    want: &[f32],
+    rows: usize,
+) -> Result<(Host, Vec<Element>)> {
+    let bins = own.backend();
+    // Rows do not depend on how a text is cut into steps, so decode steps too are explained by a prefill.
+    let run = || Ok::<_, Error>(forward(own, ids)?.slice_rows(ids.len() - rows, rows));
+    bins.reset(Vec::new());
+    let mut best = run()?;
+    let mut distance = metrics::values(best.as_f32(), want).nrms;
+    let near = bins.near();
+    let mut crossed: Vec<Element> = Vec::new();
+    for e in near {
+        if distance <= *Thresholds::built_in().g3.floor_nrms || crossed.len() == MOST_CROSSED {
+            break;
+        }
+        let tried: Vec<Element> = crossed.iter().cloned().chain([e]).collect();
+        bins.reset(tried.clone());
+        let moved = run()?;
+        let d = metrics::values(moved.as_f32(), want).nrms;
+        // What explains a difference takes most of it away; one that is none may happen to take a third.
+        if d < 0.5 * distance {
+            (best, distance, crossed) = (moved, d, tried);
+        }
+    }
+    bins.reset(Vec::new());
+    Ok((best, crossed))
 }
 
 /// Gains that are tried, smallest first.
@@ -298,7 +316,7 @@ pub struct AgainstLive<'a, B: Backend, R: HostBackend> {
     pub key: &'a str,
     /// Perturbed runs.
     pub draws: usize,
-    /// Whether to look for the smallest fault that G3 sees, which costs up to nine more runs of the reference.
+    /// Whether the reference may run many times more: to look for the smallest fault that G3 sees, and to name bin flips.
     pub sensitivity: bool,
 }
 
@@ -318,7 +336,17 @@ impl<B: Backend, R: HostBackend> AgainstLive<'_, B, R> {
         let got = forward(self.model, self.ids)?;
         let pass = format!("{} tokens", self.ids.len());
         let mut g3 = whole_checks(&pass, &got, want.as_f32(), &noise, t);
+        let mut bins = Vec::new();
         if self.sensitivity {
+            // The reference is this very run, so it is the one to take the device's side of a boundary.
+            let own = load(self.checkpoint, Bins::new((self.make)()?, BIN_REACH))?;
+            let found = explained(&own, self.ids, &g3[0], got.as_f32(), got.rows(), &noise)?;
+            if let Some((replayed, crossed)) = found {
+                let raw = metrics::values(got.as_f32(), want.as_f32()).nrms;
+                g3 = whole_checks(&pass, &got, replayed.as_f32(), &noise, t);
+                g3[0].note = flipped(raw, &crossed);
+                bins.push(json!({ "pass": pass, "nrms": raw, "elements": crossed }));
+            }
             g3.push(sensitivity(self.checkpoint, self.make, &pass, self.ids, &noise)?);
         }
         Ok(Outcome {
@@ -330,6 +358,7 @@ impl<B: Backend, R: HostBackend> AgainstLive<'_, B, R> {
                     "top1": noise.top1(), "vanished": noise.vanished, "draws": noise.draws,
                 }],
                 "flips": forced.flips,
+                "bin_flips": bins,
             }),
         })
     }
@@ -338,6 +367,12 @@ impl<B: Backend, R: HostBackend> AgainstLive<'_, B, R> {
 /// Whether a text has image tokens, whose embeddings a trace does not carry.
 fn is_image<B: Backend>(model: &Model<B>, ids: &[u32]) -> bool {
     ids.contains(&model.config().image_token_id)
+}
+
+/// What a check says of the flips that were taken over.
+fn flipped(raw: f64, crossed: &[Element]) -> String {
+    let names: Vec<String> = crossed.iter().map(named).collect();
+    format!("{raw:.2e} before the named bin flips: {}", names.join("; "))
 }
 
 fn named(e: &Element) -> String {

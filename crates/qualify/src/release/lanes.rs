@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     fixtures::Fixtures,
     generated::{host, ints, values},
+    knobs::Knob,
     routes::{Choice, Routes, Slots},
 };
 use crate::{Result, judge::metrics};
@@ -74,8 +75,8 @@ pub struct LayerFigures {
     pub layer: usize,
     /// Teacher-forced.
     pub forced: Option<ForcedFigure>,
-    /// The same with another slot list or rounding.
-    pub knobs: Vec<(Slots, ForcedFigure)>,
+    /// The same with another slot list or a departure.
+    pub variants: Vec<(Slots, Knob, ForcedFigure)>,
     /// Blocks.
     pub blocks: Vec<BlockFigure>,
     /// Free runs.
@@ -86,7 +87,7 @@ pub struct LayerFigures {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The reference's streams where there are any.
-    Forced(Slots),
+    Forced(Slots, Knob),
     /// The layers listed, each on generated streams.
     Block(&'static [usize]),
     /// By itself.
@@ -95,6 +96,14 @@ pub enum Kind {
     Perturbed(bool),
     /// With the experts of the forced lane, which stand for the reference's.
     Routed,
+}
+
+/// What is gated: the reference's slot list, no departure.
+const GATED: Kind = Kind::Forced(Slots::Released, Knob::Off);
+
+/// A teacher-forced lane with a departure.
+const fn knob(name: &'static str, knob: Knob) -> Spec {
+    Spec { name, tokens: 8, calm: false, kind: Kind::Forced(Slots::Released, knob) }
 }
 
 /// What a lane is.
@@ -111,10 +120,14 @@ pub struct Spec {
 }
 
 /// Every lane, in an order in which plain runs come before those that take their experts.
-pub const SPECS: [Spec; 16] = [
-    Spec { name: "forced8", tokens: 8, calm: false, kind: Kind::Forced(Slots::Released) },
-    Spec { name: "served8", tokens: 8, calm: false, kind: Kind::Forced(Slots::RowInvariant) },
-    Spec { name: "plain_p8", tokens: 8, calm: false, kind: Kind::Forced(Slots::PlainProbabilities) },
+pub const SPECS: [Spec; 20] = [
+    Spec { name: "forced8", tokens: 8, calm: false, kind: GATED },
+    Spec { name: "served8", tokens: 8, calm: false, kind: Kind::Forced(Slots::RowInvariant, Knob::Off) },
+    knob("plain_p8", Knob::PlainProbabilities),
+    knob("short8", Knob::ShortSums),
+    knob("fast_exp8", Knob::FastExp),
+    knob("rotation8", Knob::CudaRotation),
+    knob("ties8", Knob::HighestTies),
     Spec { name: "block0", tokens: 51, calm: false, kind: Kind::Block(&[0]) },
     Spec { name: "block1", tokens: 51, calm: false, kind: Kind::Block(&[1]) },
     Spec { name: "block2", tokens: 51, calm: false, kind: Kind::Block(&[2, 3]) },
@@ -202,23 +215,25 @@ pub struct Lanes<'f, B: Backend> {
     pub model: Streamed<Routes<B>>,
     /// Those that take part.
     pub lanes: Vec<Lane<B>>,
+    set: Option<fn(&B, Knob)>,
     fixtures: &'f Fixtures,
 }
 
 impl<'f, B: Backend> Lanes<'f, B> {
-    /// The lanes of `wanted`, which begin with layer `start`.
+    /// The lanes of `wanted`, which begin with layer `start`; `set` turns a knob of the backend.
     ///
     /// # Errors
     /// A device failure.
     pub fn new(
         model: Streamed<Routes<B>>,
+        set: Option<fn(&B, Knob)>,
         fixtures: &'f Fixtures,
         wanted: impl Fn(&Spec) -> bool,
         start: usize,
     ) -> Result<Self> {
         let specs = SPECS.into_iter().filter(|s| wanted(s));
         let lanes = specs.map(|s| Lane::new(s, &model, start)).collect::<Result<_>>()?;
-        Ok(Self { model, lanes, fixtures })
+        Ok(Self { model, lanes, set, fixtures })
     }
 
     /// Whether a lane takes the calm weights.
@@ -234,14 +249,13 @@ impl<'f, B: Backend> Lanes<'f, B> {
         for i in 0..self.lanes.len() {
             if self.lanes[i].spec.calm == calm {
                 match self.lanes[i].spec.kind {
-                    Kind::Forced(slots) => {
-                        self.model.backend().set_slots(slots);
-                        let figure = self.forced(i, l)?;
-                        self.model.backend().set_slots(Slots::Released);
-                        if slots == Slots::Released {
-                            out.forced = figure;
-                        } else {
-                            out.knobs.extend(figure.map(|f| (slots, f)));
+                    Kind::Forced(slots, knob) => {
+                        self.turn(slots, knob);
+                        let figure = self.forced(i, l);
+                        self.turn(Slots::Released, Knob::Off);
+                        match self.lanes[i].spec.kind {
+                            GATED => out.forced = figure?,
+                            _ => out.variants.extend(figure?.map(|f| (slots, knob, f))),
                         }
                     }
                     Kind::Block(layers) if layers.contains(&l) => self.block(i, l, &mut out.blocks)?,
@@ -251,6 +265,14 @@ impl<'f, B: Backend> Lanes<'f, B> {
             }
         }
         Ok(())
+    }
+
+    fn turn(&self, slots: Slots, knob: Knob) {
+        let b = self.model.backend();
+        b.set_slots(slots);
+        if let Some(set) = self.set {
+            set(b.inner(), knob);
+        }
     }
 
     fn step(&mut self, i: usize, walk: usize) -> Result<Choice> {
@@ -351,7 +373,7 @@ impl<'f, B: Backend> Lanes<'f, B> {
         let plain = self.lanes.iter().position(|p| {
             p.spec.kind == Kind::Free && (p.spec.tokens, p.spec.calm) == (spec.tokens, spec.calm)
         });
-        let forced = self.lanes.iter().position(|p| p.spec.kind == Kind::Forced(Slots::Released));
+        let forced = self.lanes.iter().position(|p| p.spec.kind == GATED);
         let teacher = match spec.kind {
             Kind::Perturbed(true) => plain,
             Kind::Routed => forced,
@@ -400,12 +422,12 @@ impl<'f, B: Backend> Lanes<'f, B> {
 
     /// Where the forced lanes stand within a segment.
     pub fn segment(&self) -> Option<(usize, Vec<f64>)> {
-        self.lanes.iter().find(|l| l.spec.kind == Kind::Forced(Slots::Released))?.segment.clone()
+        self.lanes.iter().find(|l| l.spec.kind == GATED)?.segment.clone()
     }
 
     /// Puts the forced lanes into a segment.
     pub fn set_segment(&mut self, segment: Option<(usize, Vec<f64>)>) {
-        for lane in self.lanes.iter_mut().filter(|l| matches!(l.spec.kind, Kind::Forced(_))) {
+        for lane in self.lanes.iter_mut().filter(|l| matches!(l.spec.kind, Kind::Forced(..))) {
             lane.segment.clone_from(&segment);
         }
     }

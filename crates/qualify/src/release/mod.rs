@@ -7,6 +7,7 @@
 pub mod fixtures;
 pub mod generated;
 pub mod hosted;
+pub mod knobs;
 pub mod lanes;
 pub mod limits;
 pub mod operators;
@@ -32,8 +33,9 @@ use crate::{
 };
 use fixtures::Fixtures;
 use generated::Generated;
+use knobs::Knob;
 use lanes::{Kind, Lanes, LayerFigures, Spec};
-use operators::{has_host_functions, operators};
+use operators::operators;
 use report::{Flip, Whole};
 use routes::{Routes, Slots};
 use work::Progress;
@@ -82,23 +84,28 @@ pub struct Outcome {
 }
 
 impl ReleaseRun {
-    /// Lanes that run; `variants` are computed on the host, whichever device the others run on.
-    fn wanted(&self, layers: usize, variants: bool) -> impl Fn(&Spec) -> bool + use<> {
-        let whole = if self.layers == (0..layers) { self.whole } else { WholeRuns::None };
-        move |s: &Spec| match (s.kind, whole) {
-            (Kind::Forced(Slots::PlainProbabilities), _) if !variants => false,
-            (Kind::Forced(Slots::Released) | Kind::Block(_), _) => true,
-            (_, WholeRuns::None) => false,
-            (_, WholeRuns::Short) => s.tokens == 8,
-            (_, WholeRuns::All) => true,
+    /// Lanes that run; those with a departure where the backend has `knobs`.
+    fn wanted(&self, layers: usize, knobs: bool) -> impl Fn(&Spec) -> bool + use<> {
+        let (all, whole) = (self.layers == (0..layers), self.whole);
+        move |s: &Spec| match s.kind {
+            Kind::Forced(Slots::Released, Knob::Off) | Kind::Block(_) => true,
+            Kind::Forced(_, Knob::Off) => all,
+            Kind::Forced(..) => all && knobs,
+            _ => all && (whole == WholeRuns::All || whole == WholeRuns::Short && s.tokens == 8),
         }
     }
 
-    /// Runs the gates on `backend`, which computes in mode `source`; `progress` is told what was done.
+    /// Runs the gates on `backend`, which computes in mode `source`; `knobs` turns its knobs, where it has any; `progress` is
+    /// told what was done.
     ///
     /// # Errors
     /// Fixtures or a work folder that can't be read, layers that do not exist, or a device failure.
-    pub fn run<B: Backend>(&self, backend: B, mut progress: impl FnMut(&str)) -> Result<Outcome> {
+    pub fn run<B: Backend>(
+        &self,
+        backend: B,
+        knobs: Option<fn(&B, Knob)>,
+        mut progress: impl FnMut(&str),
+    ) -> Result<Outcome> {
         let f = Fixtures::open()?;
         let config = generated::config();
         let layers = config.num_hidden_layers;
@@ -116,9 +123,9 @@ impl ReleaseRun {
 
         let (plain, calm) = (Generated::new(&config, false), Generated::new(&config, true));
         let map = (0..config.vocab_size as u32).collect();
-        let wanted = self.wanted(layers, has_host_functions(&backend));
+        let wanted = self.wanted(layers, knobs.is_some());
         let streamed = Streamed::new(Routes::new(backend), config, &plain, map)?;
-        let mut lanes = Lanes::new(streamed, &f, wanted, self.layers.start)?;
+        let mut lanes = Lanes::new(streamed, knobs, &f, wanted, self.layers.start)?;
         let names: Vec<&str> = lanes.lanes.iter().map(|l| l.spec.name).collect();
         let device = &self.device.family;
         let key = format!("{} {device} {:?} {}", Inputs::built().hash, self.layers, names.join(" "));

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     fixtures::Fixtures,
+    knobs::{KNOBS, Knob},
     lanes::{BlockFigure, ForcedFigure, Kind, LayerFigures, Spec},
     limits::{at_most, limit},
     routes::Slots,
@@ -132,17 +133,25 @@ pub fn layers(figures: &[LayerFigures]) -> (Gate, Vec<Flip>) {
             Check::new(name, f.all, Rule::Shown).noted("from the reference's streams before the first"),
         );
     }
-    for (slots, what) in [
-        (Slots::RowInvariant, "with the row-invariant slot list that serves"),
-        (Slots::PlainProbabilities, "without rounding the probabilities"),
-    ] {
+    let served = (Slots::RowInvariant, Knob::Off, "with the row-invariant slot list that serves");
+    let knobs = KNOBS.map(|(knob, what)| (Slots::Released, knob, what));
+    for (slots, knob, what) in [served].into_iter().chain(knobs) {
         let own = |f: &LayerFigures| {
-            f.knobs.iter().find(|k| k.0 == slots && k.1.from == k.1.layer).map(|k| (f.layer, k.1.all))
+            let of = f.variants.iter().find(|v| (v.0, v.1) == (slots, knob) && v.2.from == v.2.layer);
+            of.map(|v| (f.layer, v.2.all))
         };
-        for (l, all) in figures.iter().filter_map(own).filter(|k| FORCED.contains(&k.0)) {
-            let past = all > limit("g2.layer");
+        let all: Vec<(usize, f64)> =
+            figures.iter().filter_map(own).filter(|k| FORCED.contains(&k.0)).collect();
+        for (l, all) in &all {
+            let past = *all > limit("g2.layer");
             let note = if past { "past the limit of the layer: FAIL if it were gated" } else { "" };
-            checks.push(Check::new(format!("layer {l} {what}"), all, Rule::Shown).noted(note));
+            checks.push(Check::new(format!("layer {l} {what}"), *all, Rule::Shown).noted(note));
+        }
+        if all.len() == FORCED.len() {
+            let all = median(all.into_iter().map(|k| k.1).collect());
+            let past = all > limit("g2.median");
+            let note = if past { "past the limit of the median: FAIL if it were gated" } else { "" };
+            checks.push(Check::new(format!("median of the layers {what}"), all, Rule::Shown).noted(note));
         }
     }
     let mut token_layers = 8 * FORCED.len();

@@ -2,11 +2,11 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ops::{Backend, Compressed, DeviceError, Host, Mode, Routing, Window, attention, moe::softplus};
+use ops::{Backend, Compressed, DeviceError, Host, Routing, Window, moe::softplus};
 
 use crate::scores::choice_margin;
 
-/// What attention does otherwise than `source` on a served request.
+/// Which columns of the window attention lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Slots {
     /// The released code's list for a prefill: as many window columns as tokens, up to a whole window. The borders of its
@@ -15,8 +15,6 @@ pub enum Slots {
     Released,
     /// The list that serves: a whole window always, so that a row's bits do not depend on the rows beside it.
     RowInvariant,
-    /// The released list, probabilities not rounded.
-    PlainProbabilities,
 }
 
 /// What the router of one layer chose.
@@ -101,32 +99,6 @@ impl<B> Routes<B> {
 }
 
 impl<B: Backend> Routes<B> {
-    /// Attention in single precision throughout, by the scalar operator.
-    fn unrounded(
-        &self,
-        q: &B::Buf,
-        window: &Window<'_, B::Buf>,
-        compressed: Option<&Compressed<'_, B::Buf>>,
-        sinks: &B::Buf,
-        positions: &[u32],
-    ) -> Result<B::Buf, DeviceError> {
-        let b = &self.inner;
-        let (q, sinks, ring, fresh) =
-            (b.read(q)?, b.read(sinks)?, b.read(window.ring)?, b.read(window.fresh)?);
-        let window = Window { ring: &ring, fresh: &fresh, base: window.base, size: window.size };
-        let read = compressed.map(|c| Ok((b.read(c.cache)?, b.read(c.topk)?))).transpose()?;
-        let compressed = read.as_ref().map(|(cache, topk)| Compressed { cache, topk });
-        let o = attention::sparse_attention(
-            Mode::Exact,
-            &q,
-            &window,
-            compressed.as_ref(),
-            sinks.as_f32(),
-            positions,
-        );
-        b.upload(&Host::f32(o.shape(), o.as_f32().iter().map(|v| b.mode().bf16(*v)).collect()))
-    }
-
     /// Keeps what the router chose and how sure it was; the routing of the experts to be replayed, if any are.
     fn chosen(
         &self,
@@ -185,11 +157,7 @@ impl<B: Backend> Backend for Routes<B> {
             window.size
         };
         let window = Window { ring, fresh, base, size: columns };
-        let unrounded = || self.caught(|| self.unrounded(q, &window, compressed, sinks, positions));
-        (slots == Slots::PlainProbabilities)
-            .then(unrounded)
-            .flatten()
-            .unwrap_or_else(|| self.inner.sparse_attention(q, &window, compressed, sinks, positions))
+        self.inner.sparse_attention(q, &window, compressed, sinks, positions)
     }
 
     fn router(
