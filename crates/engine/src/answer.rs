@@ -7,9 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use text::{
-    Constraint, Event, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop, Tokenizer,
-};
+use text::{Event, Guide, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop, Tokenizer};
 
 use crate::{DraftStats, Error, Loaded, Result, Reuse, Session, generate::Generator, sampler::Sampler};
 
@@ -22,6 +20,8 @@ pub struct Prompt {
     pub parser: ParserOptions,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// What the output must follow.
+    pub guide: Option<Guide>,
     /// Most tokens of the answer; lowered to what the context leaves.
     pub max_tokens: usize,
 }
@@ -30,7 +30,7 @@ impl Prompt {
     /// The prompt of a request, for a context of `context` tokens; `max_tokens` replaces the request's own limit.
     ///
     /// # Errors
-    /// Images and constraints on the output, which cannot be kept, are refused; a prompt that does not fit.
+    /// Images, and constraints on the output that no grammar can express, are refused; a prompt that does not fit.
     pub fn from_request(
         request: &Request,
         loaded: &Loaded,
@@ -54,18 +54,6 @@ impl Prompt {
         if !encoded.images.is_empty() {
             return Err(Error::Refused("images are refused: the vision tower is not built".into()));
         }
-        match &request.constraint {
-            Some(Constraint::Json(Some(_)) | Constraint::Regex(_)) => {
-                let what = "a json_schema or regex response_format";
-                return Err(Error::Refused(format!("{what} is refused: constrained decoding is not built")));
-            }
-            Some(Constraint::ToolCalls { tools, .. }) if tools.iter().any(|t| t.strict == Some(true)) => {
-                return Err(Error::Refused(
-                    "strict tools are refused: constrained decoding is not built".into(),
-                ));
-            }
-            _ => {}
-        }
         let (prompt, ids) = (encoded.ids.len(), encoded.ids);
         if prompt >= context {
             return Err(Error::TooLong { prompt, context });
@@ -74,12 +62,18 @@ impl Prompt {
             Some(n) => n,
             None => request.max_tokens(prompt, context)?,
         };
-        Ok(Self { ids, parser: request.parser.clone(), sampling: request.sampling.clone(), max_tokens })
+        Ok(Self {
+            ids,
+            parser: request.parser.clone(),
+            sampling: request.sampling.clone(),
+            guide: Guide::new(request, tokenizer)?,
+            max_tokens,
+        })
     }
 
     /// Ids as they are; the output is not parsed.
     pub fn from_ids(ids: Vec<u32>, sampling: SamplingParams, max_tokens: usize) -> Self {
-        Self { ids, parser: ParserOptions::new(Start::Raw), sampling, max_tokens }
+        Self { ids, parser: ParserOptions::new(Start::Raw), sampling, guide: None, max_tokens }
     }
 }
 
@@ -227,14 +221,29 @@ pub fn watched(
     };
     let mut sampler = Sampler::new(prompt.sampling.clone(), 0, &prompt.ids);
     let (mut ids, mut first) = (Vec::new(), Duration::ZERO);
+    let mut steering = prompt.guide.as_ref().map(Guide::follow);
     let mut end = if max_tokens == 0 { Stop::Length } else { Stop::End };
     let before = session.speculation().map_or_else(DraftStats::default, |s| s.stats());
     if fed.is_ok() {
         let mut generator = Generator::new(session);
         while ids.len() < max_tokens {
-            let id = generator.next_seen(session, &mut sampler, max_tokens - ids.len(), &mut |id, row| {
+            let phase = parser.phase();
+            let mut draw = |sampler: &mut Sampler, row: &[f32]| {
+                let id = match &mut steering {
+                    None => sampler.sample(row, None)?,
+                    Some(steering) => {
+                        let mut id = sampler.sample(row, steering.mask(phase)?)?;
+                        if let Some(others) = steering.instead_of(id, phase) {
+                            id = sampler.sample(row, Some(others))?;
+                        }
+                        steering.accept(id)?;
+                        id
+                    }
+                };
                 watch.token(id, row);
-            })?;
+                Ok(id)
+            };
+            let id = generator.next_drawn(session, &mut sampler, max_tokens - ids.len(), &mut draw)?;
             if ids.is_empty() {
                 first = start.elapsed();
             }

@@ -15,6 +15,9 @@ pub enum Error {
     /// No token can be drawn.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
+    /// What the answer is to follow cannot be followed.
+    #[error(transparent)]
+    Guide(#[from] text::GuideError),
     /// The request is not one.
     #[error(transparent)]
     Request(#[from] text::RequestError),
@@ -69,7 +72,7 @@ impl Error {
             Error::Checkpoint(e) | Error::Model(model::Error::Checkpoint(e)) => e.exit_code(),
             Error::Memory { .. } | Error::Resident { .. } => 5,
             Error::Text(_) | Error::Model(model::Error::TokenMap { .. }) => 4,
-            Error::Request(_) | Error::TooLong { .. } | Error::EmptyPrompt => 4,
+            Error::Request(_) | Error::Guide(_) | Error::TooLong { .. } | Error::EmptyPrompt => 4,
             Error::Model(model::Error::Device(e)) if e.refused => 3,
             Error::Model(model::Error::Device(_)) | Error::Sampler(_) | Error::CacheDir(_) => 6,
             Error::Model(model::Error::Replay(_)) => 3,

@@ -35,27 +35,26 @@ impl Generator {
     /// # Errors
     /// A failure of the model, or logits that nothing can be drawn from.
     pub fn next(&mut self, session: &mut dyn Session, sampler: &mut Sampler, room: usize) -> Result<u32> {
-        self.next_seen(session, sampler, room, &mut |_, _| ())
+        self.next_drawn(session, sampler, room, &mut |sampler, logits| Ok(sampler.sample(logits, None)?))
     }
 
-    /// As [`Generator::next`]; `look` sees the token with the logits it was drawn from.
+    /// As [`Generator::next`]; `draw` draws the token from the logits.
     ///
     /// # Errors
     /// As there.
-    pub fn next_seen(
+    pub fn next_drawn(
         &mut self,
         session: &mut dyn Session,
         sampler: &mut Sampler,
         room: usize,
-        look: &mut dyn FnMut(u32, &[f32]),
+        draw: &mut dyn FnMut(&mut Sampler, &[f32]) -> Result<u32>,
     ) -> Result<u32> {
         if let Some(id) = self.waiting.take() {
             self.feed(session, id, room)?;
         }
         let logits =
             if self.drafts.is_empty() { session.logits() } else { session.row(self.base + self.right) };
-        let drawn = sampler.sample(logits, None)?;
-        look(drawn, logits);
+        let drawn = draw(sampler, logits)?;
         sampler.accept(drawn);
         if self.drafts.get(self.right) == Some(&drawn) {
             self.right += 1;

@@ -304,7 +304,11 @@ fn compute(engine: &mut impl Engine, job: &Job, queue: &Queue, metrics: &Metrics
                 Update::Done(Box::new(answer))
             }
         },
-        Ok(Err(e)) => Update::Failed(Failure { status: 500, message: e.to_string() }),
+        Ok(Err(e)) => {
+            // A grammar that turns out too complex is the request's.
+            let status = if matches!(e, engine::Error::Guide(_)) { 400 } else { 500 };
+            Update::Failed(Failure { status, message: e.to_string() })
+        }
         Err(_) => {
             let message = "the engine failed for good; start the server again".to_owned();
             let _ = job.sender.send(Update::Failed(Failure { status: 500, message }));

@@ -35,7 +35,7 @@ fn every_field_of_the_documentation_has_its_fate() {
     for (path, fields) in ENDPOINTS {
         for field in fields {
             let mut body = match path {
-                "/v1/responses" => json!({"model": "deepseek-flash", "input": "hi"}),
+                "/v1/responses" => json!({"model": "deepseek-flash", "input": "json"}),
                 "/v1/completions" => json!({"model": "deepseek-flash", "prompt": "hi"}),
                 _ => json!({"model": "deepseek-flash", "messages": [{"role": "user", "content": "json"}]}),
             };

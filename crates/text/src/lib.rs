@@ -7,6 +7,7 @@
 //!
 //! - [`Tokenizer`] loads `tokenizer.json`; user text never becomes a special token. [`EngramMap`] is computed from it.
 //! - [`Request`] reads the bodies of three APIs, or a plain text, and renders and encodes the prompt.
+//! - [`Guide`] holds the output to a response format and to the form of tool calls.
 //! - [`Parser`] splits generated ids into reasoning, answer and tool calls as they come.
 //!
 //! # Why not over the maker's library
@@ -26,6 +27,7 @@ mod call_id;
 mod conversation;
 mod engram;
 mod error;
+mod grammar;
 mod image;
 mod json;
 mod parser;
@@ -46,8 +48,11 @@ pub use conversation::{
 };
 pub use engram::EngramMap;
 pub use error::TextError;
+pub use grammar::{Guide, GuideError, Steering};
 pub use image::image_tokens;
-pub use parser::{Event, FinishReason, Message, MessageCall, Parser, ParserOptions, Start, Stop, Text};
+pub use parser::{
+    Event, FinishReason, Message, MessageCall, Parser, ParserOptions, Phase, Start, Stop, Text,
+};
 pub use prompt::{Prompt, Segment};
 pub use render::render;
 pub use request::{

@@ -38,7 +38,7 @@ fn node(schema: &Value, may_be_empty: bool, only_typed: bool) -> Result<Value, S
             out.insert("anyOf".into(), Value::Array(options));
             copy(given, &mut out, "description", Value::is_string)?;
         }
-        (None, None, Some(Value::String(target))) if !only_typed => {
+        (None, None, Some(Value::String(target))) => {
             out.insert("$ref".into(), target.as_str().into());
         }
         _ => return Err("a strict schema needs one of `type`, `anyOf`, `$ref`, of the right type".into()),
@@ -114,8 +114,11 @@ fn object(given: &Map<String, Value>, may_be_empty: bool) -> Result<Value, Strin
     out.insert("additionalProperties".into(), false.into());
     out.insert("required".into(), Value::Array(names));
     copy(given, &mut out, "description", Value::is_string)?;
-    if let Some(definitions) = nodes(given, "$def")? {
-        out.insert("$def".into(), Value::Object(definitions));
+    // The dialect's own word, and the one that JSON Schema has and clients send.
+    for keyword in ["$def", "$defs"] {
+        if let Some(definitions) = nodes(given, keyword)? {
+            out.insert(keyword.into(), Value::Object(definitions));
+        }
     }
     Ok(Value::Object(out))
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use engine::{Miss, Result, Reuse, Session, Stopped};
+use engine::{Answer, Miss, Prompt, Result, Reuse, Session, Stopped, Watch};
 use serde_json::Value;
 use server::{Engine, SessionEngine, Settings};
 use text::Tokenizer;
@@ -50,6 +50,24 @@ pub struct Script {
     pub endless: Option<Duration>,
     /// Tokens said so far, over all requests.
     pub said: usize,
+    /// Says what stands first here and is allowed, in place of the rest.
+    pub prefers: Vec<u32>,
+}
+
+/// A scripted model says what it is told to, whatever form was asked for, unless it only has preferences.
+struct ScriptedEngine {
+    inner: SessionEngine,
+    script: Arc<Mutex<Script>>,
+}
+
+impl Engine for ScriptedEngine {
+    fn answer(&mut self, prompt: &Prompt, watch: &mut dyn Watch) -> Result<Answer> {
+        let mut prompt = prompt.clone();
+        if self.script.lock().unwrap().prefers.is_empty() {
+            prompt.guide = None;
+        }
+        self.inner.answer(&prompt, watch)
+    }
 }
 
 struct Scripted {
@@ -104,8 +122,15 @@ impl Session for Scripted {
             None => script.says.get(self.ids.len() - self.prompt).copied(),
         };
         script.said += 1;
-        self.row.fill(f32::NEG_INFINITY);
-        self.row[next.unwrap_or(self.eos) as usize] = 0.0;
+        if script.prefers.is_empty() {
+            self.row.fill(f32::NEG_INFINITY);
+            self.row[next.unwrap_or(self.eos) as usize] = 0.0;
+        } else {
+            self.row.fill(-1000.0);
+            for (n, &id) in script.prefers.iter().enumerate() {
+                self.row[id as usize] = -(n as f32);
+            }
+        }
         Ok(Ok(()))
     }
 
@@ -117,6 +142,7 @@ impl Session for Scripted {
 /// A running server; it ends with the test's process.
 pub struct Server {
     pub address: SocketAddr,
+    pub tokenizer: Arc<Tokenizer>,
     pub script: Arc<Mutex<Script>>,
 }
 
@@ -136,8 +162,9 @@ pub fn scripted(settings: Settings, max_queue: usize) -> Server {
         row: vec![0.0; tokenizer.vocab_size()],
         eos,
     };
-    let engine = SessionEngine { tokenizer: tokenizer.clone(), eos, session: Box::new(session) };
-    Server { address: spawn(settings, tokenizer, engine, max_queue), script }
+    let inner = SessionEngine { tokenizer: tokenizer.clone(), eos, session: Box::new(session) };
+    let engine = ScriptedEngine { inner, script: script.clone() };
+    Server { address: spawn(settings, tokenizer.clone(), engine, max_queue), tokenizer, script }
 }
 
 pub fn spawn(

@@ -137,6 +137,19 @@ impl FinishReason {
     }
 }
 
+/// What the next token belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Reasoning.
+    Reasoning,
+    /// The answer.
+    Answer,
+    /// A block of calls.
+    Calls,
+    /// Nothing that is read.
+    Done,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Reason {
@@ -302,6 +315,25 @@ impl Parser {
     /// The stop string that ended the answer; the engine should stop then.
     pub fn stopped_by(&self) -> Option<&str> {
         self.stopped_by.map(|i| self.options.stop[i].as_str())
+    }
+
+    /// What the next token belongs to.
+    pub fn phase(&self) -> Phase {
+        match self.state {
+            State::Reason { .. } => Phase::Reasoning,
+            State::Content { .. }
+            | State::BeforeJson { .. }
+            | State::Json
+            | State::AfterJson
+            | State::Raw => Phase::Answer,
+            State::Calls
+            | State::Name
+            | State::Arguments
+            | State::Header
+            | State::StringValue
+            | State::RawValue => Phase::Calls,
+            State::Done => Phase::Done,
+        }
     }
 
     /// Tokens consumed while reasoning, `</think>` not counted.

@@ -21,6 +21,7 @@ struct Body {
     model: Option<String>,
     tools: Option<Vec<SentTool>>,
     tool_choice: Option<SentChoice>,
+    parallel_tool_calls: Option<bool>,
     response_format: Option<SentFormat>,
     thinking: Option<Thinking>,
     reasoning_effort: Option<SentEffort>,
@@ -243,7 +244,7 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
             (ResponseFormat::Regex(regex.clone()), ResponseFormat::Regex(regex))
         }
     };
-    let constraint = resolve_constraint(&tools, tool_choice, &enforced, has_format)?;
+    let constraint = resolve_constraint(&tools, tool_choice, &enforced, has_format, false)?;
 
     let choices = body.n.unwrap_or(1);
     if !(1..=options.max_choices).contains(&choices) {
@@ -279,6 +280,7 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
         logprobs,
         top_logprobs: body.top_logprobs,
         choices,
+        parallel_calls: body.parallel_tool_calls != Some(false),
         stream: body.stream == Some(true),
         include_usage: body.stream_options.and_then(|options| options.include_usage) == Some(true),
         user_id: body.user_id,

@@ -247,30 +247,37 @@ pub(super) fn check_schema(given: &Value, strict: Option<bool>) -> Result<Value>
     invalid(format!("json_schema.schema must be an object, not {given}"))
 }
 
-/// What a grammar may enforce. `format` carries the schema to enforce, `has_format` whether the request named any.
+/// What a grammar may enforce. `format` carries the schema to enforce, `has_format` whether the request named any,
+/// `mixes` whether strict and other tools may stand together.
 pub(super) fn resolve_constraint(
     tools: &[Tool],
     choice: ToolChoice,
     format: &ResponseFormat,
     has_format: bool,
+    mixes: bool,
 ) -> Result<Option<Constraint>> {
     if !tools.is_empty() && choice != ToolChoice::None {
         let strict = tools.iter().filter(|tool| tool.strict == Some(true)).count();
-        if strict > 0 && strict < tools.len() {
+        if strict > 0 && strict < tools.len() && !mixes {
             return invalid("strict and other tools cannot be mixed in one request");
         }
         if strict > 0 && has_format {
             return invalid("strict tools cannot be combined with a response format");
         }
         let required = choice == ToolChoice::Required;
-        return Ok(Some(Constraint::ToolCalls { tools: tools.to_vec(), required }));
+        let answer = of_format(format).filter(|_| !required).map(Box::new);
+        return Ok(Some(Constraint::ToolCalls { tools: tools.to_vec(), required, answer }));
     }
-    Ok(match format {
+    Ok(of_format(format))
+}
+
+fn of_format(format: &ResponseFormat) -> Option<Constraint> {
+    match format {
         ResponseFormat::Text => None,
         ResponseFormat::JsonObject => Some(Constraint::Json(None)),
         ResponseFormat::JsonSchema(schema) => Some(Constraint::Json(Some(schema.clone()))),
         ResponseFormat::Regex(regex) => Some(Constraint::Regex(regex.clone())),
-    })
+    }
 }
 
 pub(super) fn check_stops(stops: &[String]) -> Result<()> {

@@ -6,8 +6,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::common::{
-    self, Choice, Sampling, SentEffort, TextOr, Thinking, check_max_tokens, check_model, check_stops,
-    check_tool_name, image_content, resolve_constraint, resolve_think, resolve_tools, settle_reasoning,
+    self, Choice, Sampling, SentEffort, TextOr, Thinking, check_max_tokens, check_model, check_schema,
+    check_stops, check_tool_name, image_content, resolve_constraint, resolve_think, resolve_tools,
+    settle_reasoning,
 };
 use super::error::{Result, invalid};
 use super::{LARGEST_MAX_TOKENS, Options, Request, RequestError};
@@ -103,20 +104,28 @@ struct SentTool {
     #[serde(default)]
     input_schema: Value,
     defer_loading: Option<bool>,
+    strict: Option<bool>,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum SentChoice {
-    Auto {},
-    Any {},
+    Auto { disable_parallel_tool_use: Option<bool> },
+    Any { disable_parallel_tool_use: Option<bool> },
     None {},
-    Tool { name: String },
+    Tool { name: String, disable_parallel_tool_use: Option<bool> },
 }
 
 #[derive(Deserialize)]
 struct OutputConfig {
     effort: Option<SentEffort>,
+    format: Option<Format>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Format {
+    JsonSchema { schema: Value },
 }
 
 #[derive(Deserialize)]
@@ -145,15 +154,28 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
     let mut messages = reader.out;
     settle_reasoning(&mut messages, think.is_on(), !tools.is_empty(), options)?;
 
+    let parallel_calls = match &body.tool_choice {
+        Some(
+            SentChoice::Auto { disable_parallel_tool_use: disabled }
+            | SentChoice::Any { disable_parallel_tool_use: disabled }
+            | SentChoice::Tool { disable_parallel_tool_use: disabled, .. },
+        ) => *disabled != Some(true),
+        Some(SentChoice::None {}) | None => true,
+    };
+    let forced_call = !tools.is_empty() && matches!(body.tool_choice, Some(SentChoice::Any { .. }));
     let choice = match body.tool_choice {
         Some(SentChoice::None {}) => Choice::None,
-        Some(SentChoice::Tool { name }) => Choice::Named(name),
-        // The maker's library leaves the model free with `any` too.
-        None | Some(SentChoice::Auto {} | SentChoice::Any {}) => Choice::Auto,
+        Some(SentChoice::Tool { name, .. }) => Choice::Named(name),
+        // The maker's library opens no block with `any`; the grammar makes the model open it.
+        None | Some(SentChoice::Auto { .. } | SentChoice::Any { .. }) => Choice::Auto,
     };
     let (tools, tool_choice) = resolve_tools(tools, choice, think.is_on())?;
     keep_chosen_tools(&mut messages, &tools);
-    let constraint = resolve_constraint(&tools, tool_choice, &ResponseFormat::Text, false)?;
+    let response_format = match body.output_config.and_then(|config| config.format) {
+        None => ResponseFormat::Text,
+        Some(Format::JsonSchema { schema }) => ResponseFormat::JsonSchema(check_schema(&schema, None)?),
+    };
+    let constraint = resolve_constraint(&tools, tool_choice, &response_format, false, true)?;
     let stop = body.stop_sequences.unwrap_or_default();
     check_stops(&stop)?;
     let sampling = Sampling {
@@ -165,19 +187,14 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
     .resolve()?;
     let max_tokens = check_max_tokens(body.max_tokens.map(|n| n.min(LARGEST_MAX_TOKENS)))?;
 
-    let conversation = Conversation {
-        messages,
-        think,
-        tools,
-        tool_choice,
-        response_format: ResponseFormat::Text,
-        task: None,
-    };
+    let conversation = Conversation { messages, think, tools, tool_choice, response_format, task: None };
     let start = if think.is_on() { Start::Reasoning } else { Start::Content };
     Ok(Request {
         model: body.model,
         sampling,
         requested_max_tokens: max_tokens,
+        parallel_calls,
+        forced_call,
         stream: body.stream == Some(true),
         user_id: body.metadata.and_then(|metadata| metadata.user_id),
         ..common::assemble(conversation, start, stop, constraint)
@@ -198,7 +215,7 @@ fn declared_tools(sent: Vec<SentTool>) -> Result<Vec<Tool>> {
             name: tool.name,
             description: tool.description,
             parameters: tool.input_schema,
-            strict: None,
+            strict: tool.strict,
             deferred: tool.defer_loading == Some(true),
         });
     }

@@ -81,6 +81,10 @@ pub struct Request {
     pub parser: ParserOptions,
     /// What a grammar may enforce on the output.
     pub constraint: Option<Constraint>,
+    /// Whether one answer may have several tool calls; only a grammar keeps it to one.
+    pub parallel_calls: bool,
+    /// Whether the answer must be a block of calls that the prompt does not open (Messages, `any`).
+    pub forced_call: bool,
     /// Separates prefix-cache entries.
     pub user_id: Option<String>,
     /// Flattened name, namespace and own name of each namespace tool (Responses).
@@ -120,6 +124,8 @@ pub enum Constraint {
         tools: Vec<Tool>,
         /// Whether there must be a call.
         required: bool,
+        /// What an answer without a call must follow.
+        answer: Option<Box<Constraint>>,
     },
 }
 
@@ -212,6 +218,8 @@ impl Request {
             include_usage: false,
             parser,
             constraint: None,
+            parallel_calls: true,
+            forced_call: false,
             user_id: None,
             namespaces: Vec::new(),
         }

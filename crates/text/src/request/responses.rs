@@ -22,6 +22,7 @@ struct Body {
     model: Option<String>,
     tools: Option<Vec<SentTool>>,
     tool_choice: Option<SentChoice>,
+    parallel_tool_calls: Option<bool>,
     reasoning: Option<ReasoningConfig>,
     text: Option<TextConfig>,
     max_output_tokens: Option<u32>,
@@ -205,7 +206,7 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
         }
     };
     let has_format = response_format != ResponseFormat::Text;
-    let constraint = resolve_constraint(&tools, tool_choice, &enforced, has_format)?;
+    let constraint = resolve_constraint(&tools, tool_choice, &enforced, has_format, false)?;
     let sampling =
         Sampling { temperature: body.temperature, top_p: body.top_p, ..Sampling::default() }.resolve()?;
     let logprobs = body.top_logprobs.is_some();
@@ -220,6 +221,7 @@ pub(super) fn request(body: &[u8], options: &Options) -> Result<Request> {
         requested_max_tokens: max_tokens,
         logprobs,
         top_logprobs: body.top_logprobs,
+        parallel_calls: body.parallel_tool_calls != Some(false),
         stream: body.stream == Some(true),
         user_id: body.user,
         namespaces: names.namespaces,

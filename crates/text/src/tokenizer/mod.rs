@@ -9,11 +9,13 @@ mod split;
 mod utf8;
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use rustc_hash::FxHashMap;
 
 use crate::error::sha256_hex;
+use crate::grammar::Grammars;
 use crate::prompt::{Prompt, Segment};
 use crate::{TextError, released};
 pub use utf8::{Decoder, TextItem};
@@ -31,6 +33,8 @@ pub struct Tokenizer {
     /// Finds added tokens; the pattern number indexes `pattern_ids`.
     matcher: AhoCorasick,
     pattern_ids: Vec<u32>,
+    /// Made when the first answer is to follow a grammar.
+    grammars: OnceLock<Result<Grammars, String>>,
 }
 
 /// The text of a log-probability entry (spec section 7.2).
@@ -141,6 +145,7 @@ impl Tokenizer {
             special_ids,
             matcher,
             pattern_ids,
+            grammars: OnceLock::new(),
         })
     }
 
@@ -217,6 +222,11 @@ impl Tokenizer {
     pub fn require_special(&self, spelling: &str) -> Result<u32, TextError> {
         self.special_id(spelling)
             .ok_or_else(|| TextError::NoSpecial { spelling: spelling.to_owned(), file: self.name.clone() })
+    }
+
+    /// What all grammars share, or why there are none.
+    pub(crate) fn grammars(&self) -> Result<&Grammars, String> {
+        self.grammars.get_or_init(|| Grammars::new(self)).as_ref().map_err(Clone::clone)
     }
 
     /// The bytes of one token; an added token gives its spelling.
