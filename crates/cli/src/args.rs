@@ -344,6 +344,9 @@ pub struct Serve {
     /// Sampling fields as sent, or as the official API applies them
     #[arg(long, value_enum, default_value = "honour")]
     pub sampling: SamplingMode,
+    /// Most sampled tokens kept so that an answer that a client gives back is read as it was sampled; 0 reads it as sent
+    #[arg(long, default_value_t = 4 << 20, value_name = "N")]
+    pub replay: usize,
     /// Origin whose web pages may use the server, or *; may be given more than once (default: none)
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,

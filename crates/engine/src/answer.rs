@@ -7,7 +7,9 @@ use std::{
 };
 
 use serde::Serialize;
-use text::{Event, Guide, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop, Tokenizer};
+use text::{
+    Encoded, Event, Guide, Message, Parser, ParserOptions, Request, SamplingParams, Start, Stop, Tokenizer,
+};
 
 use crate::{DraftStats, Error, Loaded, Result, Reuse, Session, generate::Generator, sampler::Sampler};
 
@@ -50,11 +52,24 @@ impl Prompt {
         context: usize,
         max_tokens: Option<usize>,
     ) -> Result<Self> {
-        let encoded = request.encode(tokenizer)?;
+        Self::from_encoded(request, &request.encode(tokenizer)?, tokenizer, context, max_tokens)
+    }
+
+    /// As [`Prompt::with_tokenizer`], of a request that was encoded before.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_encoded(
+        request: &Request,
+        encoded: &Encoded,
+        tokenizer: &Tokenizer,
+        context: usize,
+        max_tokens: Option<usize>,
+    ) -> Result<Self> {
         if !encoded.images.is_empty() {
             return Err(Error::Refused("images are refused: the vision tower is not built".into()));
         }
-        let (prompt, ids) = (encoded.ids.len(), encoded.ids);
+        let prompt = encoded.ids.len();
         if prompt >= context {
             return Err(Error::TooLong { prompt, context });
         }
@@ -63,7 +78,7 @@ impl Prompt {
             None => request.max_tokens(prompt, context)?,
         };
         Ok(Self {
-            ids,
+            ids: encoded.ids.clone(),
             parser: request.parser.clone(),
             sampling: request.sampling.clone(),
             guide: Guide::new(request, tokenizer)?,

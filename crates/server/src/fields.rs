@@ -329,8 +329,52 @@ pub fn markdown() -> String {
     text
 }
 
-/// The description of the server.
-pub fn openapi() -> Value {
+/// The first example of a field by name.
+fn example(name: &str, fields: &[Field], model: &str) -> Option<Value> {
+    if name == "model" {
+        return Some(model.into());
+    }
+    let field = fields.iter().find(|field| field.name == name)?;
+    serde_json::from_str(field.example).ok()
+}
+
+/// The schema of an outermost field: the types that its examples have.
+fn property(top: &str, fields: &[Field], model: &str) -> Value {
+    if top == "model" {
+        return json!({"type": "string", "enum": [model]});
+    }
+    let own = || fields.iter().filter(|field| field.top() == top);
+    let examples: Vec<Value> = own().filter_map(|field| serde_json::from_str(field.example).ok()).collect();
+    let mut types: Vec<&str> = examples
+        .iter()
+        .map(|example| match example {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(number) if number.is_f64() => "number",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "array",
+            Value::Object(_) => "object",
+        })
+        .collect();
+    types.sort_unstable();
+    types.dedup();
+    let mut schema = json!({"type": types, "examples": examples});
+    if let Some(field) = own().find(|field| field.name == top).filter(|field| !field.note.is_empty()) {
+        schema["description"] = field.note.into();
+    }
+    if top == "messages" {
+        schema["minItems"] = 1.into();
+        schema["items"] = json!({"type": "object", "required": ["role", "content"], "properties": {
+            "role": {"type": "string", "enum": ["system", "user", "assistant"]},
+            "content": {"type": ["string", "array"], "items": {"type": "object"}},
+        }});
+    }
+    schema
+}
+
+/// The description of a server of `model`.
+pub fn openapi(model: &str) -> Value {
     let answer = |description: &str| json!({"description": description});
     let answers = |codes: &[(&str, &str)]| -> Value {
         codes.iter().map(|(code, text)| ((*code).to_owned(), answer(text))).collect()
@@ -338,16 +382,26 @@ pub fn openapi() -> Value {
     let post = |fields: &[Field], required: &[&str]| {
         let mut properties = Map::new();
         for field in fields {
-            let shape = match field.name.contains(['.', '[', ':']) {
-                true => json!({}),
-                false => json!({"description": field.note}),
-            };
-            properties.entry(field.top()).or_insert(shape);
+            properties.entry(field.top()).or_insert_with(|| property(field.top(), fields, model));
+        }
+        // A whole body for every field.
+        let base: Map<String, Value> = required
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), example(name, fields, model)?)))
+            .chain((required == ["model"]).then(|| ("input".to_owned(), json!("hi"))))
+            .collect();
+        let mut examples = Map::new();
+        for field in fields.iter().filter(|field| field.top() != "model") {
+            let mut body = base.clone();
+            if let Ok(value) = serde_json::from_str(field.example) {
+                body.insert(field.top().into(), value);
+            }
+            examples.insert(field.name.into(), json!({"value": body}));
         }
         json!({"post": {
             "requestBody": {"required": true, "content": {"application/json": {"schema": {
                 "type": "object", "properties": properties, "required": required,
-            }}}},
+            }, "examples": examples}}},
             "responses": answers(&[
                 ("200", "the answer, or a stream of server-sent events"), ("400", "refused, with the reason"),
                 ("401", "no or a wrong key"), ("408", "the body did not come in time"), ("413", "the body is too large"),

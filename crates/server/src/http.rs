@@ -15,15 +15,18 @@ use axum::{
     Json, Router,
     body::{Body, Bytes, to_bytes},
     extract::{MatchedPath, Path, Request as HttpRequest, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use engine::{Miss, Prompt, Reuse};
+use engine::{Answer, Miss, Prompt, Reuse};
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
-use text::{Api, Request, RequestError, Start, Tokenizer};
+use text::{
+    Api, Encoded, Part, Request, RequestError, Said, Start, Tokenizer,
+    special::{EOS, THINK_END},
+};
 use tokio::sync::mpsc::{Sender, UnboundedReceiver, channel, unbounded_channel};
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tower_http::cors::{Any, CorsLayer};
@@ -32,6 +35,7 @@ use crate::{
     completion, fields,
     metrics::Metrics,
     page,
+    replay::Replay,
     wire::{self, Chat, Completion, Frame, Head, Messages, Responses, Wire},
     worker::{Failure, Job, NotTaken, Queue, TokenLog, Update},
 };
@@ -55,6 +59,8 @@ pub struct Settings {
     pub official_sampling: bool,
     /// Origins whose pages may use the server; `*` for all.
     pub cors: Vec<String>,
+    /// Most sampled tokens that are kept to read earlier answers as they were sampled; with 0 they are read as sent.
+    pub replay: usize,
     /// Time between signs of life to a client that waits.
     pub keep_alive: Duration,
     /// An object for the web page: what is qualified (`qualification`), what to ask (`suggestions`).
@@ -73,6 +79,7 @@ impl Settings {
             max_body: 64 << 20,
             official_sampling: false,
             cors: Vec::new(),
+            replay: 4 << 20,
             keep_alive: Duration::from_secs(5),
             page: Value::Null,
         }
@@ -93,6 +100,7 @@ pub(crate) struct App {
     metrics: Arc<Metrics>,
     started: u64,
     ids: AtomicU64,
+    replay: Replay,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -118,6 +126,7 @@ pub fn router(
     let mut models = vec![settings.model.clone()];
     models.extend(ALIASES.iter().filter(|name| **name != settings.model).map(|name| (*name).to_owned()));
     let cors = cors(&settings.cors)?;
+    let replay = Replay::new(settings.replay);
     let app = Arc::new(App {
         options: text::Options { models, ..text::Options::default() },
         settings,
@@ -126,6 +135,7 @@ pub fn router(
         metrics,
         started: now(),
         ids: AtomicU64::new(0),
+        replay,
     });
     let chat = |s: Shared, r: HttpRequest| answer(s.0, r, Endpoint::Chat);
     let messages = |s: Shared, r: HttpRequest| answer(s.0, r, Endpoint::Messages);
@@ -151,7 +161,10 @@ pub fn router(
         .route("/web/{file}", get(page::file))
         .route("/health", get(health))
         .route("/metrics", get(metrics_text))
-        .route("/openapi.json", get(|| async { Json(fields::openapi()) }))
+        .route(
+            "/openapi.json",
+            get(|State(app): Shared| async move { Json(fields::openapi(&app.settings.model)) }),
+        )
         .fallback(
             |r: HttpRequest| async move { refuse(404, &format!("there is no {}", r.uri().path()), false) },
         )
@@ -303,6 +316,9 @@ struct Ready {
     log_probs: Option<usize>,
     wire: Box<dyn Wire>,
     stream: bool,
+    parts: Vec<(usize, Part)>,
+    /// Tokens before the turn that the answer becomes, where it becomes one.
+    turn: Option<usize>,
 }
 
 impl App {
@@ -330,11 +346,16 @@ impl App {
                     log_probs: c.log_probs,
                     wire,
                     stream: c.request.stream,
+                    parts: vec![(0, Part::Given)],
+                    turn: None,
                 });
             }
         };
         let request = Request::from_json(api, body, &self.options)?;
-        let mut prompt = self.prompt(&request, api)?;
+        let mut recall = |before: &[u32], said: &Said| self.replay.recall(before, said);
+        let encoded = request.encode_recalling(&self.tokenizer, &mut recall)?;
+        self.metrics.recalled(encoded.recalled);
+        let mut prompt = self.prompt(&request, &encoded, api)?;
         if self.settings.official_sampling {
             prompt.sampling = prompt.sampling.official(request.think().is_on());
         }
@@ -353,12 +374,14 @@ impl App {
                 Box::new(Chat::new(head, starts_reasoning, request.include_usage))
             }
         };
-        Ok(Ready { prompt, log_probs, wire, stream: request.stream })
+        let (parts, turn) = (encoded.parts, encoded.answer);
+        Ok(Ready { prompt, log_probs, wire, stream: request.stream, parts, turn })
     }
 
-    fn prompt(&self, request: &Request, api: Api) -> Result<Prompt, RequestError> {
+    fn prompt(&self, request: &Request, encoded: &Encoded, api: Api) -> Result<Prompt, RequestError> {
         let context = self.settings.context;
-        let make = |limit| match Prompt::with_tokenizer(request, &self.tokenizer, context, limit) {
+        let made = |limit| Prompt::from_encoded(request, encoded, &self.tokenizer, context, limit);
+        let make = |limit| match made(limit) {
             Ok(prompt) => Ok(prompt),
             Err(engine::Error::Request(e)) => Err(e),
             Err(engine::Error::Text(e)) => Err(e.into()),
@@ -374,6 +397,22 @@ impl App {
         lowered.requested_max_tokens = request.requested_max_tokens.map(|n| n.min(room as u32));
         prompt.max_tokens = lowered.max_tokens(prompt.ids.len(), context)?;
         Ok(prompt)
+    }
+
+    /// Keeps an answer that ended by itself for the requests that give it back.
+    fn keep(&self, turn: usize, answer: &Answer) {
+        let eos = self.tokenizer.special_id(EOS);
+        let think_end = self.tokenizer.special_id(THINK_END);
+        let message = &answer.message;
+        // An answer that breaks off is not rendered as it was sampled: what it lacks is put behind it.
+        let whole = answer.ids.last().copied() == eos && answer.stopped_by.is_none();
+        let thought = message.reasoning.is_empty()
+            || !message.tool_calls.is_empty()
+            || answer.ids.iter().any(|id| Some(*id) == think_end);
+        if whole && thought && turn <= answer.prompt_ids.len() {
+            let (before, opened) = answer.prompt_ids.split_at(turn);
+            self.replay.keep(before, [opened, &answer.ids].concat(), message);
+        }
     }
 
     fn new_id(&self, prefix: &str) -> String {
@@ -418,12 +457,15 @@ async fn answer(app: Arc<App>, request: HttpRequest, endpoint: Endpoint) -> Resp
         Err(NotTaken::Ending) => return refuse(503, "the server is not taking requests", anthropic),
     };
     let listener = Listener {
+        app: app.clone(),
+        parts: ready.parts,
+        turn: ready.turn,
         updates: receiver,
         wire: ready.wire,
         logs: Vec::new(),
         deadline,
         begun: false,
-        reuse: None,
+        cache: None,
     };
     let keep_alive = app.settings.keep_alive;
     let mut response = match ready.stream {
@@ -437,12 +479,16 @@ async fn answer(app: Arc<App>, request: HttpRequest, endpoint: Endpoint) -> Resp
 
 /// Hears one answer.
 struct Listener {
+    app: Arc<App>,
+    parts: Vec<(usize, Part)>,
+    turn: Option<usize>,
     updates: UnboundedReceiver<Update>,
     wire: Box<dyn Wire>,
     logs: Vec<TokenLog>,
     deadline: Instant,
     begun: bool,
-    reuse: Option<Reuse>,
+    /// The header that says what was kept, once it is known.
+    cache: Option<HeaderValue>,
 }
 
 /// How an answer ended.
@@ -468,11 +514,14 @@ impl Listener {
                 Update::Begin(reuse) => {
                     self.begun = true;
                     self.wire.begin(&reuse, frames);
-                    self.reuse = Some(reuse);
+                    self.cache = cache_header(&reuse, &self.parts);
                 }
                 Update::Token(log) => self.logs.push(log),
                 Update::Event(event) => self.wire.event(&event, &self.logs, frames),
                 Update::Done(answer) => {
+                    if let Some(turn) = self.turn {
+                        self.app.keep(turn, &answer);
+                    }
                     self.wire.done(&answer, &self.logs, frames);
                     return Some(Ok(()));
                 }
@@ -488,19 +537,25 @@ impl Listener {
     }
 }
 
-fn cache_header(headers: &mut HeaderMap, reuse: Option<&Reuse>) {
-    let Some(reuse) = reuse else { return };
+/// What was kept, and why not more.
+fn cache_header(reuse: &Reuse, parts: &[(usize, Part)]) -> Option<HeaderValue> {
+    let because = |at: usize, why: &str| format!("; miss=token {at}: {why} ({})", Part::at(parts, at));
     let miss = match &reuse.miss {
         Miss::None => String::new(),
         Miss::Empty => "; miss=token 0: nothing kept".into(),
-        Miss::Differs { at, .. } => format!("; miss=token {at}: differs"),
-        Miss::Ends { at } => format!("; miss=token {at}: end of what is kept"),
-        Miss::Evicted { at } => format!("; miss=token {at}: evicted"),
-        Miss::Rejected { at, .. } => format!("; miss=token {at}: file rejected"),
+        Miss::Differs { at, .. } => because(*at, "differs"),
+        Miss::Ends { at } => because(*at, "new"),
+        Miss::Evicted { at } => because(*at, "evicted"),
+        Miss::Rejected { at, .. } => because(*at, "bad file"),
     };
-    if let Ok(value) = HeaderValue::from_str(&format!("hit={}{miss}", reuse.kept)) {
-        headers.insert(HeaderName::from_static("x-hallmark-cache"), value);
+    HeaderValue::from_str(&format!("hit={}{miss}", reuse.kept)).ok()
+}
+
+fn with_cache(mut response: Response, cache: Option<HeaderValue>) -> Response {
+    if let Some(value) = cache {
+        response.headers_mut().insert(HeaderName::from_static("x-hallmark-cache"), value);
     }
+    response
 }
 
 fn streamed(content_type: &'static str, receiver: tokio::sync::mpsc::Receiver<Bytes>) -> Response {
@@ -515,7 +570,7 @@ async fn stream(mut listener: Listener, keep_alive: Duration, anthropic: bool) -
     if let (Ok(Some(Err(failure))), false) = (&first, listener.begun) {
         return refuse(failure.status, &failure.message, anthropic);
     }
-    let reuse = listener.reuse.clone();
+    let cache = listener.cache.clone();
     let (sender, receiver) = channel(16);
     tokio::spawn(async move {
         let mut end = match first {
@@ -555,9 +610,7 @@ async fn stream(mut listener: Listener, keep_alive: Duration, anthropic: bool) -
             let _ = sender.send(Bytes::from_static(b"data: [DONE]\n\n")).await;
         }
     });
-    let mut response = streamed("text/event-stream", receiver);
-    cache_header(response.headers_mut(), reuse.as_ref());
-    response
+    with_cache(streamed("text/event-stream", receiver), cache)
 }
 
 /// Sends the frames as one piece; `false` when the client is gone.
@@ -570,7 +623,7 @@ async fn send(frames: &mut Vec<Frame>, sender: &Sender<Bytes>) -> bool {
     sender.send(bytes.into()).await.is_ok()
 }
 
-type Outcome = (Result<Value, Failure>, Option<Reuse>);
+type Outcome = (Result<Value, Failure>, Option<HeaderValue>);
 
 /// An answer as one document. One that takes long begins with empty lines, its status is 200 then.
 async fn whole(mut listener: Listener, keep_alive: Duration, anthropic: bool) -> Response {
@@ -580,17 +633,16 @@ async fn whole(mut listener: Listener, keep_alive: Duration, anthropic: bool) ->
             let end = listener.next(&mut frames).await;
             frames.clear();
             if let Some(end) = end {
-                return (end.map(|()| listener.wire.whole()), listener.reuse);
+                return (end.map(|()| listener.wire.whole()), listener.cache);
             }
         }
     });
-    if let Ok((result, reuse)) = tokio::time::timeout(keep_alive, &mut outcome).await {
-        let mut response = match result {
+    if let Ok((result, cache)) = tokio::time::timeout(keep_alive, &mut outcome).await {
+        let response = match result {
             Ok(value) => Json(value).into_response(),
             Err(failure) => refuse(failure.status, &failure.message, anthropic),
         };
-        cache_header(response.headers_mut(), reuse.as_ref());
-        return response;
+        return with_cache(response, cache);
     }
     let (sender, receiver) = channel(16);
     tokio::spawn(async move {

@@ -14,6 +14,7 @@ pub mod fields;
 mod http;
 mod metrics;
 mod page;
+mod replay;
 mod wire;
 mod worker;
 

@@ -28,6 +28,7 @@ pub struct Metrics {
     generated: IntCounter,
     cached: IntCounter,
     reasoning: IntCounter,
+    recalled: IntCounter,
     drafted: IntCounter,
     accepted: IntCounter,
 }
@@ -71,6 +72,7 @@ impl Metrics {
             generated: counter("generation_tokens_total", "Sampled tokens")?,
             cached: counter("cached_prompt_tokens_total", "Prompt tokens kept from before")?,
             reasoning: counter("reasoning_tokens_total", "Sampled tokens of reasoning")?,
+            recalled: counter("recalled_turns_total", "Earlier answers read as they were sampled")?,
             drafted: counter("draft_tokens_total", "Drafted tokens")?,
             accepted: counter("accepted_tokens_total", "Drafted tokens that were right")?,
             registry,
@@ -85,6 +87,11 @@ impl Metrics {
         self.reasoning.inc_by(answer.usage.reasoning_tokens as u64);
         self.drafted.inc_by(answer.drafts.drafted);
         self.accepted.inc_by(answer.drafts.accepted);
+    }
+
+    /// Counts earlier answers that a prompt has as they were sampled.
+    pub fn recalled(&self, turns: usize) {
+        self.recalled.inc_by(turns as u64);
     }
 
     /// The text that Prometheus reads.

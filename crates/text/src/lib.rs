@@ -44,7 +44,7 @@ mod tokenizer;
 pub use call_id::new_call_id;
 pub use conversation::{
     Content, Conversation, Effort, Image, Message as ConversationMessage, ResponseFormat, Task, Think, Tool,
-    ToolCall, ToolChoice,
+    ToolCall as ConversationToolCall, ToolChoice,
 };
 pub use engram::EngramMap;
 pub use error::TextError;
@@ -54,9 +54,10 @@ pub use parser::{
     Event, FinishReason, Message, MessageCall, Parser, ParserOptions, Phase, Start, Stop, Text,
 };
 pub use prompt::{Prompt, Segment};
-pub use render::render;
+pub use render::{Part, render};
 pub use request::{
-    Api, Constraint, Encoded, Input, LARGEST_MAX_TOKENS, NamespaceTool, Options, Request, RequestError,
+    Api, Constraint, Encoded, Input, LARGEST_MAX_TOKENS, NamespaceTool, Options, Recall, Request,
+    RequestError, Said,
 };
 pub use sampling::SamplingParams;
 pub use tokenizer::{Decoder, TextItem, TokenText, Tokenizer};

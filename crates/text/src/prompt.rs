@@ -45,16 +45,13 @@ impl Prompt {
         self.special.extend(other.special.iter().map(|r| r.start + offset..r.end + offset));
     }
 
-    /// The part from byte `at`, which must be a character border outside special tokens.
-    pub(crate) fn suffix(&self, at: usize) -> Self {
+    /// The part of these bytes, whose ends must be character borders outside special tokens.
+    pub(crate) fn part(&self, bytes: Range<usize>) -> Self {
+        let at = bytes.start;
+        let inside = |r: &&Range<usize>| r.start >= at && r.end <= bytes.end;
         Self {
-            text: self.text[at..].to_owned(),
-            special: self
-                .special
-                .iter()
-                .filter(|r| r.start >= at)
-                .map(|r| r.start - at..r.end - at)
-                .collect(),
+            special: self.special.iter().filter(inside).map(|r| r.start - at..r.end - at).collect(),
+            text: self.text[bytes].to_owned(),
         }
     }
 

@@ -1,15 +1,81 @@
 //! From a conversation to one prompt (spec sections 3 and 4).
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt, ops::Range};
 
 use serde_json::{Map, Value, json};
 
 use crate::conversation::{Content, Conversation, Message, ResponseFormat, Task, Tool, ToolCall, ToolChoice};
-use crate::special::{ASSISTANT, BOS, DSML, EOS, GROUNDING, REMINDER, SYSTEM, THINK, THINK_END, USER};
+use crate::special::{ASSISTANT, BOS, DSML, EOS, GROUNDING, IMAGE, REMINDER, SYSTEM, THINK, THINK_END, USER};
 use crate::{Image, Prompt, Segment, json, template};
+
+/// What a piece of a prompt comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The tokens that the protocol puts around everything else.
+    Template,
+    /// The line that states the reasoning effort.
+    Effort,
+    /// The schemas of the tools.
+    Tools,
+    /// The schema of the answer.
+    ResponseFormat,
+    /// A message, by its role and its number, from 1, in the prompt.
+    Message(&'static str, usize),
+    /// A prompt that was given ready rendered.
+    Given,
+}
+
+impl Part {
+    /// What a token belongs to; `parts` has the first token of each part, ascending.
+    pub fn at(parts: &[(usize, Part)], token: usize) -> Part {
+        let before = parts.partition_point(|(start, _)| *start <= token);
+        before.checked_sub(1).map_or(Part::Template, |i| parts[i].1)
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Part::Template => f.write_str("template"),
+            Part::Effort => f.write_str("reasoning effort"),
+            Part::Tools => f.write_str("tools"),
+            Part::ResponseFormat => f.write_str("response format"),
+            Part::Message(role, number) => write!(f, "{role} message {number}"),
+            Part::Given => f.write_str("prompt"),
+        }
+    }
+}
+
+/// A rendered conversation.
+pub(crate) struct Rendered {
+    pub prompt: Prompt,
+    /// Images in the order of their placeholders.
+    pub images: Vec<Image>,
+    /// Where each part begins, ascending.
+    pub parts: Vec<(usize, Part)>,
+    /// Earlier answers.
+    pub turns: Vec<Turn>,
+    /// Where the new answer begins, unless it goes on with a message or belongs to a task.
+    pub answer: Option<usize>,
+}
+
+/// An earlier answer in a prompt.
+pub(crate) struct Turn {
+    /// Its bytes, behind its header and with its end token.
+    pub body: Range<usize>,
+    pub reasoning: Option<String>,
+    pub text: String,
+    pub calls: Vec<ToolCall>,
+}
 
 /// Renders the prompt and collects the images in the order of their placeholders.
 pub fn render(conversation: &Conversation) -> (Prompt, Vec<Image>) {
+    let Rendered { prompt, images, .. } = render_parts(conversation);
+    (prompt, images)
+}
+
+/// Renders the prompt and says what stands where.
+pub(crate) fn render_parts(conversation: &Conversation) -> Rendered {
     let mut messages = merge(&conversation.messages);
     let shows_tools = conversation.tool_choice != ToolChoice::None && !conversation.tools.is_empty();
     let schema = match &conversation.response_format {
@@ -17,15 +83,19 @@ pub fn render(conversation: &Conversation) -> (Prompt, Vec<Image>) {
         ResponseFormat::JsonSchema(schema) => Some(json::to_text(schema)),
         ResponseFormat::Text | ResponseFormat::Regex(_) => None,
     };
+    // Where in the first message tools and format begin.
+    let (mut tools_at, mut format_at) = (None, None);
     if shows_tools || schema.is_some() {
         if !matches!(messages.first(), Some(Message::System { .. })) {
             messages.insert(0, Message::System { content: Content::default(), tools: Vec::new() });
         }
         if let Some(Message::System { content: Content { prompt, .. }, .. }) = messages.first_mut() {
             if shows_tools {
+                tools_at = Some(prompt.text().len());
                 push_tool_prompt(prompt, &conversation.tools);
             }
             if let Some(schema) = schema {
+                format_at = Some(prompt.text().len());
                 prompt.push(template::RESPONSE_FORMAT);
                 prompt.push(&schema);
             }
@@ -35,9 +105,12 @@ pub fn render(conversation: &Conversation) -> (Prompt, Vec<Image>) {
     let thinking = conversation.think.is_on();
     let mut out = Prompt::default();
     out.push_special(BOS);
+    let mut parts = vec![(0, Part::Template)];
+    let mut turns = Vec::new();
     if let (Some(effort), false) = (conversation.think.effort(), messages.is_empty()) {
         // The budget stands before the first message, whatever its role.
         out.push_special(SYSTEM);
+        parts.push((out.text().len(), Part::Effort));
         out.push(template::EFFORT[0]);
         out.push(&effort.budget().to_string());
         out.push(template::EFFORT[1]);
@@ -46,8 +119,45 @@ pub fn render(conversation: &Conversation) -> (Prompt, Vec<Image>) {
     }
     for (i, message) in messages.iter().enumerate() {
         let previous = i.checked_sub(1).map(|p| &messages[p]);
+        let begin = out.text().len();
         push_message(&mut out, message, previous, thinking, shows_tools);
+        let (role, turn) = match message {
+            Message::System { .. } => ("system", None),
+            Message::User { .. } => ("user", None),
+            Message::Tool { .. } => ("tool", None),
+            Message::Reminder { .. } => ("reminder", None),
+            Message::Assistant { text, reasoning, calls, prefix } => {
+                let reasons = thinking && i > 0 && shows_tools;
+                let reasoning = reasoning.clone().filter(|_| reasons);
+                let turn =
+                    Turn { body: 0..out.text().len(), reasoning, text: text.clone(), calls: calls.clone() };
+                ("assistant", (!prefix).then_some(turn))
+            }
+        };
+        // The header is the template's as far as it is made of tokens of its own.
+        let header = if matches!(message, Message::Assistant { .. }) { 2 } else { 1 };
+        let specials = out.special_ranges();
+        let first = specials.partition_point(|range| range.start < begin);
+        let mut inside = begin;
+        for range in specials[first..].iter().take(header) {
+            if range.start != inside || &out.text()[range.clone()] == IMAGE {
+                break;
+            }
+            inside = range.end;
+        }
+        parts.push((begin, Part::Template));
+        parts.push((inside, Part::Message(role, i + 1)));
+        if i == 0 {
+            for (at, part) in [(tools_at, Part::Tools), (format_at, Part::ResponseFormat)] {
+                parts.extend(at.map(|at| (inside + at, part)));
+            }
+        }
+        if let Some(mut turn) = turn {
+            turn.body.start = inside;
+            turns.push(turn);
+        }
     }
+    parts.push((out.text().len(), Part::Template));
     let continues = matches!(messages.last(), Some(Message::Assistant { prefix: true, .. }));
     match conversation.task {
         Some(task) if task != Task::Action => out.push_special(task.token()),
@@ -61,6 +171,7 @@ pub fn render(conversation: &Conversation) -> (Prompt, Vec<Image>) {
             }
         }
     }
+    let answer = (!continues && conversation.task.is_none()).then_some(out.text().len());
     if conversation.tool_choice == ToolChoice::Required && shows_tools {
         push_tag(&mut out, "\n\n<", " calls>\n");
     }
@@ -73,7 +184,7 @@ pub fn render(conversation: &Conversation) -> (Prompt, Vec<Image>) {
             Message::Assistant { .. } | Message::Reminder { .. } => Vec::new(),
         })
         .collect();
-    (out, images)
+    Rendered { prompt: out, images, parts, turns, answer }
 }
 
 fn push_message(

@@ -44,6 +44,7 @@ pub fn run(args: &Serve) -> Result<(), Failure> {
         official_sampling: args.sampling == SamplingMode::Official,
         cors: args.cors.clone(),
         page: serve_page::page(args, &loaded, &standing, judgement)?,
+        replay: args.replay,
         ..Settings::new(args.served_name.clone(), context)
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()

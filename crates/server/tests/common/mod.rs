@@ -45,6 +45,8 @@ pub fn ids(value: &Value) -> Vec<u32> {
 pub struct Script {
     pub says: Vec<u32>,
     pub cached: usize,
+    /// Goes on from what the last request left, in place of `cached` tokens.
+    pub remembers: bool,
     pub asked: Vec<u32>,
     /// Says the same for ever, one token in this time.
     pub endless: Option<Duration>,
@@ -75,6 +77,7 @@ struct Scripted {
     ids: Vec<u32>,
     prompt: usize,
     kept: usize,
+    miss: Miss,
     row: Vec<f32>,
     eos: u32,
 }
@@ -91,7 +94,13 @@ impl Session for Scripted {
     fn rewind(&mut self, ids: &[u32]) -> Result<usize> {
         let mut script = self.script.lock().unwrap();
         script.asked = ids.to_vec();
-        self.kept = script.cached.min(ids.len() - 1);
+        let limit = ids.len() - 1;
+        let own = self.ids.iter().zip(&ids[..limit]).take_while(|(a, b)| a == b).count();
+        self.kept = if script.remembers { own } else { script.cached.min(limit) };
+        self.miss = match self.ids.get(own) {
+            Some(&kept) if script.remembers => Miss::Differs { at: own, asked: ids[own], kept },
+            _ => Miss::Ends { at: self.kept },
+        };
         self.prompt = ids.len();
         self.ids = ids[..self.kept].to_vec();
         Ok(self.kept)
@@ -103,7 +112,7 @@ impl Session for Scripted {
             kept: self.kept,
             recomputed: 0,
             found: self.kept,
-            miss: Miss::Ends { at: self.kept },
+            miss: self.miss.clone(),
         }
     }
 
@@ -159,6 +168,7 @@ pub fn scripted(settings: Settings, max_queue: usize) -> Server {
         ids: Vec::new(),
         prompt: 0,
         kept: 0,
+        miss: Miss::Empty,
         row: vec![0.0; tokenizer.vocab_size()],
         eos,
     };
@@ -233,6 +243,11 @@ pub fn request(address: SocketAddr, method: &str, path: &str, headers: &str, bod
     let mut stream = open(address, method, path, headers, body);
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
+    reply(&bytes)
+}
+
+/// The bytes of an answer, read.
+pub fn reply(bytes: &[u8]) -> Reply {
     let at = bytes.windows(4).position(|w| w == b"\r\n\r\n").expect("a head") + 4;
     let head = String::from_utf8(bytes[..at].to_vec()).unwrap().to_lowercase();
     let mut rest = &bytes[at..];

@@ -437,7 +437,7 @@ fn without_billing_header(mut content: Content) -> Content {
     if text.starts_with("x-anthropic-billing-header") {
         let cut = ["\n", "You are"].iter().filter_map(|end| text.find(end)).min().unwrap_or(text.len());
         let start = text.len() - text[cut..].trim_start().len();
-        content.prompt = content.prompt.suffix(start);
+        content.prompt = content.prompt.part(start..content.prompt.text().len());
     }
     content
 }

@@ -8,10 +8,12 @@ mod responses;
 
 use std::borrow::Cow;
 
+use crate::conversation::ToolCall;
 use crate::conversation::{Content, Conversation, Message, ResponseFormat, Think, Tool, ToolChoice};
 use crate::parser::{ParserOptions, Start};
+use crate::render::{self, Part, Rendered, Turn};
 use crate::special::BOS;
-use crate::{Effort, Image, Prompt, SamplingParams, TextError, Tokenizer, render};
+use crate::{Effort, Image, Prompt, SamplingParams, TextError, Tokenizer};
 pub use error::RequestError;
 
 /// Which API a body is written for.
@@ -173,7 +175,29 @@ pub struct Encoded {
     pub ids: Vec<u32>,
     /// Images in the order of their tokens.
     pub images: Vec<Image>,
+    /// The first token of each part, ascending.
+    pub parts: Vec<(usize, Part)>,
+    /// Tokens before the new answer's own; the prompt may open a block of calls behind them. None where the answer goes on
+    /// with a message, or with a ready prompt.
+    pub answer: Option<usize>,
+    /// Earlier answers given to the model as it sampled them.
+    pub recalled: usize,
 }
+
+/// What an earlier answer says, as the client gives it back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Said<'a> {
+    /// Its reasoning, where the prompt has it.
+    pub reasoning: Option<&'a str>,
+    /// Its text.
+    pub text: &'a str,
+    /// Its calls.
+    pub calls: &'a [ToolCall],
+}
+
+/// Gives the ids of an earlier answer as the model sampled them, its end token included, from the ids before it and from
+/// what it says; none where it does not know them.
+pub type Recall<'a> = dyn FnMut(&[u32], &Said) -> Option<Vec<u32>> + 'a;
 
 impl Request {
     /// Reads the body of a request.
@@ -244,13 +268,45 @@ impl Request {
     /// Renders the prompt and makes its ids. Fails on a special token that the tokenizer lacks and on a `logit_bias` for
     /// an id outside the vocabulary.
     pub fn encode(&self, tokenizer: &Tokenizer) -> Result<Encoded, TextError> {
+        self.encode_recalling(tokenizer, &mut |_, _| None)
+    }
+
+    /// As [`encode`](Self::encode), with earlier answers as the model sampled them where `recall` knows them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn encode_recalling(&self, tokenizer: &Tokenizer, recall: &mut Recall) -> Result<Encoded, TextError> {
         for (id, _) in &self.sampling.logit_bias {
             tokenizer.token_bytes(*id)?;
         }
         match &self.input {
             Input::Conversation(conversation) => {
-                let (prompt, images) = render::render(conversation);
-                Ok(Encoded { ids: tokenizer.encode_prompt(&prompt)?, prompt, images })
+                let Rendered { prompt, images, parts, turns, answer } = render::render_parts(conversation);
+                let mut encoder =
+                    Encoder { tokenizer, prompt: &prompt, ids: Vec::new(), at: 0, starts: Vec::new() };
+                let mut recalled = 0;
+                for turn in &turns {
+                    encoder.take(turn.body.start)?;
+                    let Turn { reasoning, text, calls, .. } = turn;
+                    let said = Said { reasoning: reasoning.as_deref(), text, calls };
+                    match recall(&encoder.ids, &said) {
+                        Some(ids) => {
+                            encoder.replace(turn.body.end, &ids);
+                            recalled += 1;
+                        }
+                        None => encoder.take(turn.body.end)?,
+                    }
+                }
+                // The answer's header ends with a special token, so that its text can be encoded apart.
+                let mut before = None;
+                if let Some(at) = answer {
+                    encoder.take(at)?;
+                    before = Some(encoder.ids.len());
+                }
+                encoder.take(prompt.text().len())?;
+                let parts = parts.into_iter().map(|(byte, part)| (encoder.token_at(byte), part)).collect();
+                let ids = encoder.ids;
+                Ok(Encoded { ids, prompt, images, parts, answer: before, recalled })
             }
             Input::Raw(text) => {
                 let text = if text.starts_with(BOS) {
@@ -259,7 +315,9 @@ impl Request {
                     Cow::Owned(format!("{BOS}{text}"))
                 };
                 let ids = tokenizer.encode_with_added(&text);
-                Ok(Encoded { prompt: Prompt::plain(text), ids, images: Vec::new() })
+                let parts = vec![(0, Part::Given)];
+                let prompt = Prompt::plain(text);
+                Ok(Encoded { prompt, ids, images: Vec::new(), parts, answer: None, recalled: 0 })
             }
         }
     }
@@ -282,5 +340,48 @@ impl Request {
             Think::On(_) => 64 * 1024,
         };
         Ok(requested.unwrap_or(default).min(context - prompt_tokens).max(1))
+    }
+}
+
+/// Encodes a prompt in pieces that end at special tokens, so that the ids are those of the whole.
+struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    prompt: &'a Prompt,
+    ids: Vec<u32>,
+    /// Bytes done.
+    at: usize,
+    /// First byte and first token of each piece.
+    starts: Vec<(usize, usize)>,
+}
+
+impl Encoder<'_> {
+    /// Encodes up to byte `end`.
+    fn take(&mut self, end: usize) -> Result<(), TextError> {
+        self.starts.push((self.at, self.ids.len()));
+        self.ids.extend(self.tokenizer.encode_prompt(&self.prompt.part(self.at..end))?);
+        self.at = end;
+        Ok(())
+    }
+
+    /// Puts `ids` in the place of the text up to byte `end`.
+    fn replace(&mut self, end: usize, ids: &[u32]) {
+        self.starts.push((self.at, self.ids.len()));
+        self.ids.extend_from_slice(ids);
+        self.at = end;
+    }
+
+    /// The token that holds byte `at`; in a piece that was replaced, one near it.
+    fn token_at(&self, at: usize) -> usize {
+        let piece = self.starts.partition_point(|(byte, _)| *byte <= at).saturating_sub(1);
+        let Some(&(mut byte, mut token)) = self.starts.get(piece) else { return 0 };
+        let end = self.starts.get(piece + 1).map_or(self.ids.len(), |(_, token)| *token);
+        while token < end {
+            byte += self.tokenizer.token_bytes(self.ids[token]).map_or(0, <[u8]>::len);
+            if byte > at {
+                break;
+            }
+            token += 1;
+        }
+        token
     }
 }
