@@ -54,7 +54,8 @@ fn manner(n: usize) -> Manner {
 /// One of a few bodies, so that what the server keeps is bounded after a while.
 fn body(n: usize) -> (&'static str, Value) {
     let question = format!("What is {} + 4?", n % 3);
-    let (max, thinking) = (3 + n % 3, json!({"type": if n % 2 == 0 { "enabled" } else { "disabled" }}));
+    let (max, thinking) =
+        (3 + n % 3, json!({"type": if n.is_multiple_of(2) { "enabled" } else { "disabled" }}));
     match n % 7 {
         0 => (
             "/v1/completions",
@@ -204,7 +205,7 @@ fn many_clients() {
                         Some(_) => drop(refused.fetch_add(1, Ordering::SeqCst)),
                         None => {}
                     }
-                    if n % 20 == 0 {
+                    if n.is_multiple_of(20) {
                         warm.lock().unwrap().push((n, resident()));
                     }
                 }

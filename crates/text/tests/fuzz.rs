@@ -197,7 +197,7 @@ fn mutated_bodies() {
                     assert!(encoded.parts.windows(2).all(|pair| pair[0].0 <= pair[1].0));
                 }
                 // Grammars take milliseconds.
-                if n % 50 == 0
+                if n.is_multiple_of(50)
                     && let Err(error) = Guide::new(&request, &tokenizer)
                 {
                     assert!(error.status == 400 && !error.message.is_empty(), "{error:?}");

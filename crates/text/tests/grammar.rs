@@ -113,7 +113,7 @@ fn a_block_of_calls_has_its_form_once_it_opens() {
         &format!("{one}\nmore"),
         &one.replace("</｜DSML｜ invoke>", ""),
     ];
-    check(&chat(json!({"tools": tools})), &good, &bad.map(|s| &s[..]));
+    check(&chat(json!({"tools": tools})), &good, &bad);
     let single = chat(json!({"tools": tools, "parallel_tool_calls": false}));
     check(&single, &[&one], &[&two]);
 }
@@ -351,7 +351,8 @@ fn random_outputs_follow_the_schema() {
             });
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let draw = (random >> 33) as usize;
-            let id = *closing.filter(|_| draw % 3 > 0).unwrap_or(&allowed[draw / 3 % allowed.len()]);
+            let id =
+                *closing.filter(|_| !draw.is_multiple_of(3)).unwrap_or(&allowed[draw / 3 % allowed.len()]);
             steering.accept(id).unwrap();
             if id == eos {
                 ended = true;
