@@ -1,5 +1,6 @@
 """Anthropic's Python client against `hallmark serve` with the demo model. HALLMARK_URL: where it listens."""
 
+import json
 import os
 import unittest
 
@@ -59,6 +60,16 @@ class Messages(unittest.TestCase):
         self.assertIn("Sophie", text_of(client.messages.create(messages=messages, **self.fields)))
         day = client.messages.create(system="Today is Thursday.", messages=user("What day is it today?"), **self.fields)
         self.assertIn("Thursday", text_of(day))
+
+    def test_an_answer_of_a_schema(self):
+        schema = {"type": "object", "additionalProperties": False, "required": ["name", "age"], "properties": {
+            "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}}
+        body = {"top_k": 1, "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        message = client.messages.create(messages=user("Make a JSON object with name Anna and age 7."),
+                                         **{**self.fields, "extra_body": body})
+        value = json.loads(text_of(message))
+        self.assertEqual(list(value), ["name", "age"])
+        self.assertIn(value["age"], range(121))
 
     def test_counted_tokens_are_those_of_the_answer(self):
         counted = client.messages.count_tokens(model=MODEL, messages=user("Hello!"))

@@ -43,6 +43,18 @@ test("responses, streamed", async () => {
   assert.equal((await stream.finalResponse()).output_text, text);
 });
 
+test("an answer of a schema", async () => {
+  const schema = { type: "object", additionalProperties: false, required: ["name", "age"],
+    properties: { name: { type: "string", maxLength: 20 }, age: { type: "integer", minimum: 0, maximum: 120 } } };
+  const stream = await chat([user("Make a JSON object with name Anna and age 7.")],
+    { stream: true, max_tokens: 400, response_format: { type: "json_schema", json_schema: { name: "person", strict: true, schema } } });
+  let text = "";
+  for await (const chunk of stream) text += chunk.choices[0]?.delta.content ?? "";
+  const value = JSON.parse(text);
+  assert.deepEqual(Object.keys(value), ["name", "age"]);
+  assert.ok(value.age >= 0 && value.age <= 120 && value.name.length <= 20);
+});
+
 test("log-probabilities", async () => {
   const { logprobs } = (await chat([user("Hello!")], { logprobs: true, top_logprobs: 2, reasoning_effort: "none" })).choices[0];
   assert.ok(logprobs.content.length > 1 && logprobs.content.every((token) => token.logprob <= 0 && token.top_logprobs.length === 2));

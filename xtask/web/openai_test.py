@@ -183,6 +183,55 @@ class Responses(unittest.TestCase):
         self.assertEqual(second.output_text, "It is 21 degrees celsius and sunny in Lisbon.")
 
 
+class Structured(unittest.TestCase):
+    """Answers of a fixed form, of a model that knows next to nothing of forms: what holds is the grammar."""
+
+    SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "age", "mood"], "properties": {
+        "name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "mood": {"type": "string", "enum": ["calm", "merry"]}}}
+
+    def holds(self, text):
+        value = json.loads(text)
+        self.assertEqual(list(value), ["name", "age", "mood"])
+        self.assertLessEqual(len(value["name"]), 20)
+        self.assertIn(value["age"], range(121))
+        self.assertIn(value["mood"], ["calm", "merry"])
+
+    def test_schema(self):
+        form = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": self.SCHEMA}}
+        for seed in range(3):
+            self.holds(chat(user("Make a JSON object with name Anna and age 7."), response_format=form, temperature=1,
+                            seed=seed, max_tokens=400).choices[0].message.content)
+        pieces = chat(user("Make a JSON object with name Anna and age 7."), response_format=form, stream=True, max_tokens=400)
+        self.holds("".join(c.choices[0].delta.content or "" for c in pieces if c.choices))
+
+    def test_responses(self):
+        form = {"format": {"type": "json_schema", "name": "person", "strict": True, "schema": self.SCHEMA}}
+        self.holds(client.responses.create(model=MODEL, input="Make a JSON object with name Anna and age 7.", text=form,
+                                           temperature=0, max_output_tokens=400).output_text)
+
+    def test_any_object(self):
+        answer = chat(user("Make a json object with name Anna and age 7."), response_format={"type": "json_object"}, max_tokens=400)
+        self.assertIsInstance(json.loads(answer.choices[0].message.content), dict)
+
+    def test_a_call_that_must_be(self):
+        off = {"extra_body": {"thinking": {"type": "disabled"}}}
+        for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+            answer = chat(user("Hello!"), tools=TOOLS, tool_choice=choice, max_tokens=400, **off).choices[0]
+            self.assertEqual(answer.message.tool_calls[0].function.name, "get_weather")
+
+    def test_strict_tools(self):
+        strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+        call = chat(user("Give me the celsius temperature in Lisbon."), tools=strict).choices[0].message.tool_calls[0]
+        self.assertEqual(json.loads(call.function.arguments), {"city": "Lisbon", "unit": "celsius"})
+
+    def test_what_cannot_be_held_is_refused(self):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {"type": "string"}}}}
+        with self.assertRaises(openai.BadRequestError) as caught:
+            chat(user("hi"), response_format=form)
+        self.assertIn("not", str(caught.exception))
+
+
 class Ends(unittest.TestCase):
     def test_errors_are_the_clients_own(self):
         with self.assertRaises(openai.BadRequestError) as caught:
