@@ -12,6 +12,7 @@ mod process;
 mod python;
 mod receipts;
 mod recipe;
+mod schemathesis;
 mod test;
 mod tokenizer;
 mod tools;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use crate::process::{cargo, run as run_command, target_dir};
-use crate::{cross, fixtures, notices, nvrtc, receipts, tokenizer, tools, tree, web};
+use crate::{cross, fixtures, notices, nvrtc, receipts, schemathesis, tokenizer, tools, tree, web};
 
 type Part = (&'static str, fn(bool) -> Result<()>);
 
@@ -34,6 +34,7 @@ pub fn run(full: bool) -> Result<()> {
     let mut times = Vec::new();
     let mut parts = PARTS.to_vec();
     if full {
+        parts.push(("schemathesis", |_| schemathesis::check()));
         parts.push(("documentation", |_| documentation()));
     }
     let result = parts.iter().try_for_each(|(name, part)| {
