@@ -5,7 +5,8 @@ use std::{io, ops::Deref, sync::Arc};
 use memmap2::Advice;
 
 enum Owner {
-    Mapped(memmap2::Mmap),
+    /// A file, and whether the system tells this process which of its pages are in memory.
+    Mapped(memmap2::Mmap, bool),
     /// Words, so that the start is aligned to 16 bytes.
     Owned(Vec<u128>),
     Static(&'static [u8]),
@@ -22,8 +23,14 @@ pub struct Bytes {
 impl Bytes {
     /// A whole mapped file.
     pub fn mapped(map: memmap2::Mmap) -> Self {
+        Self::mapped_told(map, false)
+    }
+
+    /// A whole mapped file; `told` is whether the system tells which of its pages are in memory, which Linux does for files
+    /// that the process owns or may write.
+    pub(crate) fn mapped_told(map: memmap2::Mmap, told: bool) -> Self {
         let len = map.len();
-        Self { owner: Arc::new(Owner::Mapped(map)), start: 0, len }
+        Self { owner: Arc::new(Owner::Mapped(map, told)), start: 0, len }
     }
 
     /// Bytes of the program image.
@@ -66,7 +73,7 @@ impl Bytes {
     /// Start and length of the pages of `page` bytes around this range, where all of them belong to the mapped file
     /// that it lies in.
     pub fn pages(&self, page: usize) -> Option<(*const u8, usize)> {
-        let Owner::Mapped(map) = &*self.owner else { return None };
+        let Owner::Mapped(map, _) = &*self.owner else { return None };
         let (base, start, end) = (map.as_ptr() as usize, self.start, self.start + self.len);
         // The kernel maps whole pages of its own size; what lies behind the file's end reads as zeros.
         let first = (base + start) / page * page;
@@ -77,7 +84,7 @@ impl Bytes {
 
     /// Whether the bytes are those of a mapped file.
     pub fn is_mapped(&self) -> bool {
-        matches!(&*self.owner, Owner::Mapped(_))
+        matches!(&*self.owner, Owner::Mapped(..))
     }
 
     /// Tells the system that reads will be all over the range.
@@ -90,8 +97,27 @@ impl Bytes {
         self.advise(Advice::WillNeed, start, len);
     }
 
+    /// Whether `start..start + len` can be read without waiting for the disk, where the system tells: what is no file always
+    /// can.
+    pub(crate) fn is_in_memory(&self, start: usize, len: usize) -> Option<bool> {
+        let Owner::Mapped(map, told) = &*self.owner else { return Some(true) };
+        let bytes = map.get(self.start + start..self.start + start + len).filter(|_| *told)?;
+        let page = page_size();
+        let first = bytes.as_ptr() as usize / page * page;
+        let pages = (bytes.as_ptr() as usize + len - first).div_ceil(page);
+        let mut present = [0u8; 8];
+        if pages > present.len() {
+            return None;
+        }
+        let base = map.as_ptr().wrapping_add(first - map.as_ptr() as usize);
+        // SAFETY: the pages lie around bytes of a living map, and there is room for a byte for each of them.
+        let done =
+            unsafe { libc::mincore(base.cast_mut().cast(), pages * page, present.as_mut_ptr().cast()) };
+        (done == 0).then(|| present[..pages].iter().all(|p| p & 1 == 1))
+    }
+
     fn advise(&self, advice: Advice, start: usize, len: usize) {
-        if let Owner::Mapped(map) = &*self.owner
+        if let Owner::Mapped(map, _) = &*self.owner
             && start + len <= self.len
         {
             let _ = map.advise_range(advice, self.start + start, len); // advice that is not taken costs time only
@@ -104,7 +130,7 @@ impl Bytes {
     /// A file that can't be read.
     pub(crate) fn populate(&self, start: usize, len: usize) -> io::Result<()> {
         #[cfg(target_os = "linux")]
-        if let Owner::Mapped(map) = &*self.owner {
+        if let Owner::Mapped(map, _) = &*self.owner {
             match map.advise_range(Advice::PopulateRead, self.start + start, len) {
                 // Kernels before 5.14 don't know it.
                 Err(e) if e.kind() == io::ErrorKind::InvalidInput => {}
@@ -144,12 +170,19 @@ impl Bytes {
     }
 }
 
+/// Bytes of a page of this system.
+fn page_size() -> usize {
+    static PAGE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    // SAFETY: the call reads a constant of the system.
+    *PAGE.get_or_init(|| usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1))
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         let all: &[u8] = match &*self.owner {
-            Owner::Mapped(map) => map,
+            Owner::Mapped(map, _) => map,
             // SAFETY: any initialised memory may be read as bytes; the length covers exactly the words.
             Owner::Owned(words) => unsafe {
                 std::slice::from_raw_parts(words.as_ptr().cast::<u8>(), size_of_val(words.as_slice()))

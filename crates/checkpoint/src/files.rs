@@ -1,6 +1,6 @@
 //! Bounded reads of small files.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{fs::File, io::Read, os::unix::fs::MetadataExt, path::Path};
 
 use crate::{
     Bytes,
@@ -27,7 +27,9 @@ pub(crate) fn map(path: &Path) -> Result<Bytes> {
     // SAFETY: the map is read-only and lives as long as its bytes. A checkpoint that another process rewrites in place
     // under a running engine is outside any guarantee; downloads replace files whole.
     let map = unsafe { memmap2::Mmap::map(&handle) }.map_err(Error::io(path))?;
-    Ok(Bytes::mapped(map))
+    // SAFETY: the call reads the process's identity.
+    let user = unsafe { libc::geteuid() };
+    Ok(Bytes::mapped_told(map, user == 0 || meta.uid() == user))
 }
 
 /// Opens a file that the checkpoint must have.

@@ -1,6 +1,9 @@
 //! The command line.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use checkpoint::{Checkpoint, engram::EngramMode};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -91,8 +94,26 @@ pub struct Model {
     /// Threads; all cores by default
     #[arg(long, value_name = "N", value_parser = positive)]
     pub threads: Option<usize>,
+    /// Write what was done when (steps, layers, Engram rows), by thread, as a Chrome trace: for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub timeline: Option<PathBuf>,
     #[command(flatten)]
     pub residency: ResidencyArgs,
+}
+
+impl Command {
+    /// Where the timeline goes, if one is asked for.
+    pub fn timeline(&self) -> Option<&Path> {
+        let model = match self {
+            Command::Run(args) => &args.model,
+            Command::Chat(args) => &args.model,
+            #[cfg(feature = "server")]
+            Command::Serve(args) => &args.model,
+            Command::Bench(Bench::Prefill(args) | Bench::Decode(args)) => &args.model,
+            _ => return None,
+        };
+        model.timeline.as_deref()
+    }
 }
 
 /// What is kept in memory.
@@ -430,8 +451,8 @@ pub struct Plan {
     /// A machine with one memory of this size instead of the table, such as 192GiB
     #[arg(long, value_name = "SIZE", value_parser = bytes, conflicts_with = "machine", requires = "bandwidth")]
     pub memory: Option<u64>,
-    /// Read bandwidth of that machine in GB/s, for the roof of its speed
-    #[arg(long, value_name = "GB_S", value_parser = clap::value_parser!(u64).range(1..=1_000_000), requires = "memory")]
+    /// Read bandwidth in GB/s, for the roof of the speed: of that machine, or instead of the makers' figures
+    #[arg(long, value_name = "GB_S", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub bandwidth: Option<u64>,
     /// Print one JSON document
     #[arg(long)]

@@ -7,6 +7,7 @@ mod failure;
 mod interrupt;
 mod memory;
 mod render;
+mod timeline;
 
 use std::process::ExitCode;
 

@@ -190,6 +190,38 @@ fn inspect_counts_the_released_model() {
 }
 
 #[test]
+fn plan_says_what_fits_and_how_fast_it_can_be() {
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/released/config.json");
+    for (bits, text) in [("3", 214_374_118_848_u64), ("2.5", 180_400_256_448), ("2", 146_426_394_048)] {
+        let p = json(&["plan", "--config", config, "--bits", bits, "--drafts", "off", "--json"]);
+        let part = |name: &str| p["parts"][name].as_u64().unwrap();
+        assert_eq!(
+            ["embedding", "head", "dense", "experts"].map(part).iter().sum::<u64>(),
+            text,
+            "{bits} bits"
+        );
+        assert_eq!(p["machines"].as_array().unwrap().len(), 5);
+    }
+    let p = json(&["plan", "--config", config, "--machine", "h200", "--bandwidth", "1000", "--json"]);
+    let (read, machines) = (p["read"].as_u64().unwrap(), p["machines"].as_array().unwrap());
+    let roof = machines[0]["roof"].as_f64().unwrap();
+    assert!(machines.len() == 1 && (roof * read as f64 / 1e12 - 1.0).abs() < 1e-12, "{p}");
+    let told = done(&["plan", "--config", config, "--bits", "3"]);
+    let want = [
+        "m3-ultra-512     FITS (",
+        "in memory beside the GPU's share; at most",
+        "m3-ultra-256     FITS AFTER (",
+        "sudo sysctl iogpu.wired_limit_mb=",
+        "m5-max-128       DOES NOT FIT (",
+        "tok/s at 819 GB/s",
+        "more than one GPU is not supported yet",
+    ];
+    want.iter().for_each(|w| assert!(told.contains(w), "{w}: {told}"));
+    refused(&["plan", "--config", config, "--machine", "toaster"], 2, "known are m3-ultra-512");
+    refused(&["plan", "--config", config, "--memory", "1GiB"], 2, "--bandwidth");
+}
+
+#[test]
 fn bench_reports_rates_and_limits() {
     for what in ["prefill", "decode"] {
         let args =

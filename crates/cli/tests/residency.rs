@@ -100,3 +100,44 @@ fn loading_is_measured_beside_cat() {
     assert!(report["cases"].as_array().unwrap().iter().all(|c| c["rows_per_s"].as_f64().unwrap() > 0.0));
     assert!(!table.exists());
 }
+
+/// Rows of a prompt come on a thread of their own, asked for before the first step; each step takes them within a layer.
+#[test]
+fn a_timeline_shows_rows_that_come_ahead_of_the_steps() {
+    let model = checkpoint::generate::cached("nano").unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    for place in ["resident", "mmap", "cache:1MiB"] {
+        let file = dir.path().join("timeline.json");
+        let args =
+            ["bench", "prefill", model.to_str().unwrap(), "--tokens", "900", "--runs", "1", "--threads", "1"];
+        let report =
+            json(&[&args[..], &["--json", "--engram", place, "--timeline", file.to_str().unwrap()]].concat());
+        let events: Vec<Value> = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let begun = |name: &str| -> Vec<&Value> {
+            events.iter().filter(|e| e["ph"] == "B" && e["name"] == name).collect()
+        };
+        let (ahead, takes, steps) = (begun("engram ahead"), begun("engram take"), begun("step"));
+        let tables = report["engram"].as_array().unwrap();
+        // Two runs, the first of which does not count, of two steps.
+        assert_eq!((ahead.len(), steps.len()), (2 * tables.len(), 4), "{place}");
+        let taken: u64 = tables.iter().map(|t| t["steps"].as_u64().unwrap()).sum();
+        assert_eq!(takes.len() as u64, taken, "{place}");
+        assert!(begun("layer").len() > steps.len(), "{place}");
+        let computes = &steps[0]["tid"];
+        assert!(ahead.iter().all(|e| e["tid"] != *computes), "{place}");
+        assert!(takes.iter().all(|e| e["tid"] == *computes), "{place}");
+        let mut open = Vec::new();
+        for e in events.iter().filter(|e| e["tid"] == *computes) {
+            match (e["ph"].as_str(), e["name"].as_str()) {
+                (Some("B"), Some(name)) => {
+                    assert!(name != "engram take" || open.last() == Some(&"layer"), "{place}: {open:?}");
+                    open.push(name);
+                }
+                (Some("E"), Some(name)) => assert_eq!(open.pop(), Some(name), "{place}"),
+                _ => {}
+            }
+        }
+        assert!(open.is_empty(), "{place}: {open:?}");
+    }
+    refused(&["bench", "prefill", "--timeline", "/no/such/folder/t.json"], 6, "/no/such/folder/t.json");
+}

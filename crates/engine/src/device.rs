@@ -50,6 +50,12 @@ impl Device {
         }
     }
 
+    /// Names of the GPU backends that this build has; the emulator is none.
+    pub fn gpus() -> Vec<&'static str> {
+        let all = [(Device::Metal, cfg!(target_os = "macos")), (Device::Cuda, cfg!(feature = "cuda"))];
+        all.into_iter().filter(|(_, built)| *built).map(|(device, _)| device.name()).collect()
+    }
+
     /// Refuses a device that this build or this machine does not have.
     ///
     /// # Errors

@@ -3,8 +3,6 @@
 //!
 //! Bytes of weights and of the state are exact sums; what a step takes beside them is an estimate and says so.
 
-use std::collections::BTreeMap;
-
 use checkpoint::{Checkpoint, Config, Group, Role};
 use exl3::Rate;
 use model::Layout;
@@ -201,7 +199,7 @@ pub struct Plan {
     pub wish: Wish,
     /// Bytes of long-range entries and index keys at the context.
     pub entries: u64,
-    /// Bytes of windows and open groups.
+    /// Bytes of windows and groups of two.
     pub windows: u64,
     /// Estimate of what a prefill step takes.
     pub transient: u64,
@@ -220,7 +218,7 @@ impl Plan {
     pub fn new(c: &Config, parts: Parts, wish: Wish, machines: &[Machine], lower: bool) -> Self {
         let layout = Layout::of(c, wish.drafts);
         let entries = layout.entry_bytes(0, wish.context) as u64;
-        let windows = (layout.window_bytes(wish.context) + layout.open_bytes()) as u64;
+        let windows = (layout.window_bytes(wish.context) + layout.group_bytes()) as u64;
         let transient = transient(c);
         let weights = parts.text() + if wish.drafts { parts.dspark } else { 0 };
         let margin = GIB + weights / 100;
@@ -242,13 +240,14 @@ impl Plan {
         let Some(limit) = machine.gpu_limit else {
             let room = (machine.memory - DRIVER) * machine.gpus;
             let engram = "in the host's memory, or mapped from disk";
+            const ONE: &str = "more than one GPU is not supported yet";
             return match (self.device <= room, machine.gpus) {
                 (true, 1) => finding(Verdict::Fits, String::new(), engram),
-                (true, _) => {
-                    let how = "by bytes it fits; more than one GPU is not supported yet";
-                    finding(Verdict::Refused, how.into(), engram)
+                (true, _) => finding(Verdict::Refused, format!("by bytes it FITS; {ONE}"), engram),
+                (false, 1) => finding(Verdict::No, self.instead(c, room, lower), engram),
+                (false, _) => {
+                    finding(Verdict::No, format!("{}; {ONE}", self.instead(c, room, lower)), engram)
                 }
-                (false, _) => finding(Verdict::No, self.instead(c, room, lower), engram),
             };
         };
         let most = machine.memory.saturating_sub(SYSTEM);
@@ -313,11 +312,6 @@ impl Plan {
         ]);
         rows
     }
-
-    /// The machines' verdicts by name.
-    pub fn verdicts(&self) -> BTreeMap<&'static str, Verdict> {
-        self.machines.iter().map(|f| (f.machine.name, f.verdict)).collect()
-    }
 }
 
 /// Decimal gigabytes.
@@ -326,7 +320,7 @@ pub fn gb(bytes: u64) -> f64 {
 }
 
 /// Activations of a prefill step: three copies of the streams, queries and attention results, the experts' rows.
-pub(crate) fn transient(c: &Config) -> u64 {
+pub fn transient(c: &Config) -> u64 {
     let streams = 3 * c.hc_mult * c.hidden_size;
     let attention = 2 * c.num_attention_heads * c.head_dim;
     let experts = c.num_experts_per_tok * (2 * c.hidden_size + 3 * c.moe_intermediate_size);
@@ -335,7 +329,7 @@ pub(crate) fn transient(c: &Config) -> u64 {
 
 /// Bytes of a state at `context` tokens [§6.3].
 pub fn state_bytes(layout: &Layout, context: usize) -> u64 {
-    (layout.entry_bytes(0, context) + layout.window_bytes(context) + layout.open_bytes()) as u64
+    layout.state_bytes(context) as u64
 }
 
 /// Bytes of the state that a decoded token reads [§7.1]: windows, chosen entries, index keys.
@@ -380,12 +374,16 @@ mod tests {
         let p = plan(None, 1 << 20);
         assert_eq!((p.parts.total(), p.parts.engram), (510_286_023_000, 202_758_032_400));
         assert_eq!(p.entries, 890 << 20);
-        // One token's projections an open group; the specification counts the room for two.
-        assert_eq!(p.windows, 2_703_360 + 24_576 / 2);
+        assert_eq!(p.windows, 2_703_360 + 24_576);
         assert_eq!(format!("{:.1}", gb(p.parts.text())), "298.6");
-        for (bits, want) in [(3.0, "214.37"), (2.5, "180.40"), (2.0, "146.43")] {
-            assert_eq!(format!("{:.2}", gb(plan(Some(bits), 4096).parts.text())), want, "{bits} bits");
+        for (bits, want) in [(3.0, 214_374_118_848), (2.5, 180_400_256_448), (2.0, 146_426_394_048)] {
+            assert_eq!(plan(Some(bits), 4096).parts.text(), want, "{bits} bits");
         }
+        // Sign vectors of an expert of three matrices: a half-precision value an input and an output.
+        let (c, signs) = (released(), 44_544);
+        let words = |bits: u64| 3 * (c.hidden_size * c.moe_intermediate_size) as u64 * bits / 8;
+        let experts = plan(Some(3.0), 4096).parts.experts;
+        assert_eq!(experts, (c.num_hidden_layers * c.n_routed_experts) as u64 * (words(3) + signs));
         // Weights of a token: 13.035 GB native, 11.71 GB with experts of 3 bits and their sign vectors.
         let weights =
             |p: &Plan| gb(p.read - state_read(&released(), &Layout::of(&released(), false), p.wish.context));
@@ -401,22 +399,81 @@ mod tests {
         assert_eq!(format!("{:.1} {:.1}", keys(32 << 10), keys(1 << 20)), "10.0 182.7");
     }
 
+    const BESIDE: &str = "in memory beside the GPU's share";
+    const DISK: &str = "from disk: --engram mmap or cache:SIZE";
+    const HOST: &str = "in the host's memory, or mapped from disk";
+
+    /// What a plan for one machine alone says of it.
+    fn found(bits: Option<f64>, name: &str) -> (Verdict, String, &'static str) {
+        let (c, wish) = (released(), Wish { context: 128 << 10, drafts: false });
+        let machine = MACHINES.iter().find(|m| m.name == name).unwrap();
+        let parts = Parts::of_config(&c, bits.map(|b| Rate::from_bits(b).unwrap()));
+        let f = Plan::new(&c, parts, wish, std::slice::from_ref(machine), true).machines.remove(0);
+        (f.verdict, f.how, f.engram)
+    }
+
+    /// The big Mac holds 3 bits within the 384 GiB that its GPU may use as delivered, and the tables outside of them.
     #[test]
-    fn machines_get_their_verdicts() {
-        use Verdict::*;
+    fn a_mac_of_512_gb_holds_three_bits_and_the_tables_beside() {
+        let (p, big) = (plan(Some(3.0), 128 << 10), &MACHINES[0]);
+        assert_eq!((big.memory, big.gpu_limit), (512 * GIB, Some(384 * GIB)));
+        for bits in [None, Some(3.0), Some(2.5), Some(2.0)] {
+            assert_eq!(found(bits, "m3-ultra-512"), (Verdict::Fits, String::new(), BESIDE), "{bits:?}");
+        }
+        // Inside the limit there is no room for the tables: they count against the memory alone.
+        let native = plan(None, 128 << 10);
+        assert!(native.device + native.parts.engram > 384 * GIB && p.device < 384 * GIB);
+    }
+
+    /// A Mac of 256 GB has no room for 203 GB of tables beside any of these, whatever its GPU may use.
+    #[test]
+    fn a_mac_of_256_gb_takes_the_tables_from_disk() {
         let p = plan(Some(3.0), 128 << 10);
-        let find = |p: &Plan, name| p.machines.iter().find(|f| f.machine.name == name).unwrap().clone();
-        // The big Mac holds 3 bits within 384 GiB, with Engram in memory beside.
-        let big = find(&p, "m3-ultra-512");
-        assert_eq!((big.verdict, big.engram), (Fits, "in memory beside the GPU's share"));
-        let half = find(&p, "m3-ultra-256");
-        assert_eq!((half.verdict, half.engram), (FitsAfter, "from disk: --engram mmap or cache:SIZE"));
-        assert_eq!(half.how, format!("sudo sysctl iogpu.wired_limit_mb={}", p.device.div_ceil(MIB)));
-        assert_eq!(find(&p, "m5-max-128").verdict, No);
-        assert_eq!(find(&p, "h200").verdict, No);
-        let two = find(&plan(Some(2.0), 128 << 10), "2x-rtx-pro-6000");
-        assert_eq!((two.verdict, two.how.contains("more than one GPU")), (Refused, true));
-        let native = find(&plan(None, 4096), "m3-ultra-256");
-        assert_eq!((native.verdict, native.how.as_str()), (No, "experts in EXL3 of 3.5 bits would"));
+        let how = format!("sudo sysctl iogpu.wired_limit_mb={}", p.device.div_ceil(MIB));
+        assert_eq!(found(Some(3.0), "m3-ultra-256"), (Verdict::FitsAfter, how, DISK));
+        for bits in [2.5, 2.0] {
+            assert_eq!(found(Some(bits), "m3-ultra-256"), (Verdict::Fits, String::new(), DISK), "{bits}");
+        }
+        let how = "experts in EXL3 of 3.5 bits would";
+        assert_eq!(found(None, "m3-ultra-256"), (Verdict::No, how.into(), DISK));
+        // The command raises the limit to what is needed: with it the same plan fits as it is.
+        let limit = p.device.div_ceil(MIB) * MIB;
+        let raised = Machine { gpu_limit: Some(limit), ..MACHINES[1].clone() };
+        assert_eq!(p.find(&released(), &raised, true).verdict, Verdict::Fits);
+        let short = Machine { gpu_limit: Some(limit - MIB), ..raised };
+        assert_eq!(p.find(&released(), &short, true).verdict, Verdict::FitsAfter);
+    }
+
+    #[test]
+    fn small_machines_and_pairs_of_gpus_say_what_would_fit() {
+        for bits in [None, Some(3.0), Some(2.0)] {
+            for (machine, place) in [("m5-max-128", DISK), ("h200", HOST)] {
+                let want = (Verdict::No, "experts in EXL3 of 1.5 bits would".to_owned(), place);
+                assert_eq!(found(bits, machine), want, "{bits:?} on {machine}");
+            }
+        }
+        let one = "more than one GPU is not supported yet";
+        for bits in [2.5, 2.0] {
+            let want = (Verdict::Refused, format!("by bytes it FITS; {one}"), HOST);
+            assert_eq!(found(Some(bits), "2x-rtx-pro-6000"), want, "{bits}");
+        }
+        let want = (Verdict::No, format!("experts in EXL3 of 2.5 bits would; {one}"), HOST);
+        assert_eq!(found(Some(3.0), "2x-rtx-pro-6000"), want);
+    }
+
+    /// [§7.1] gives the roofs of five bandwidths, for the weights alone: one token of context reads no more.
+    #[test]
+    fn the_roof_is_bandwidth_over_what_a_token_reads() {
+        let (c, wish) = (released(), Wish { context: 1, drafts: false });
+        let roof = |gb_s| {
+            let machines = [Machine::asked(512 * GIB, gb_s)];
+            Plan::new(&c, Parts::of_config(&c, None), wish, &machines, true).machines[0].roof
+        };
+        assert_eq!([100, 273].map(|b| format!("{:.1}", roof(b))), ["7.7", "20.9"]);
+        assert_eq!([800, 3350, 4800].map(|b| format!("{:.0}", roof(b))), ["61", "257", "368"]);
+        let p = plan(None, 128 << 10);
+        for (f, gb_s) in p.machines.iter().zip([819, 819, 614, 4800, 1792]) {
+            assert_eq!(f.roof, gb_s as f64 * 1e9 / p.read as f64, "{}", f.machine.name);
+        }
     }
 }

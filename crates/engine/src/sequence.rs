@@ -272,6 +272,7 @@ impl<B: Backend + 'static> Sequence<B> {
             let from = self.state.len();
             let to = end.min(from + CHUNK);
             let rows = if to == goal { Rows::Last } else { Rows::None };
+            let _span = tracing::info_span!("step", from, tokens = to - from).entered();
             let input = Input::text(&all[from - start..to - start]);
             let out = self.model.prefill(&mut self.state, input, end, rows)?;
             self.keep_logits(out, to)?;

@@ -16,9 +16,9 @@ use ureq::{Body, http::Response};
 use crate::{
     Error, RemoteFile, Result,
     client::{Trouble, header},
+    hash::hex,
     journal::Journal,
     pull::Job,
-    repository::hex,
 };
 
 /// One file of a pull.

@@ -13,7 +13,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use crate::{Error, RemoteFile, Result, repository::hex};
+use crate::{Error, RemoteFile, Result, hash::hex};
 
 /// A file in work and its journal.
 pub(crate) struct Journal {

@@ -98,6 +98,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<bool> {
         let l = walk.layer;
         let Some(layer) = self.layers.get(l) else { return Ok(false) };
+        let _span = tracing::info_span!("layer", layer = l, rows = walk.positions.len()).entered();
         if !self.trim(walk, state, l)? {
             walk.layer = self.layers.len();
             return Ok(false);

@@ -54,8 +54,18 @@ impl Layout {
         (self.layers + self.stages) * len.min(self.window) * self.ring_row
     }
 
-    /// Bytes of the open groups at an odd length.
+    /// Bytes of the open groups at an odd length: value and gate projections of one token a source.
     pub fn open_bytes(&self) -> usize {
         self.ratios.iter().filter(|r| **r == 2).count() * 2 * self.open_values * size_of::<f32>()
+    }
+
+    /// Bytes of a state's groups of two [§6.3]: while a step closes a group, the projections of both its tokens are there.
+    pub fn group_bytes(&self) -> usize {
+        2 * self.open_bytes()
+    }
+
+    /// Bytes that a state has at `context` tokens [§6.3]: entries and index keys, windows, groups of two.
+    pub fn state_bytes(&self, context: usize) -> usize {
+        self.entry_bytes(0, context) + self.window_bytes(context) + self.group_bytes()
     }
 }

@@ -12,6 +12,7 @@ pub mod inputs;
 pub mod judge;
 mod load;
 pub mod machine;
+mod memory;
 pub mod models;
 pub mod noise;
 pub mod receipt;

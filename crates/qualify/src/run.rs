@@ -16,6 +16,7 @@ use crate::{
         operators::{Cases, Progress, operators, reference_mode},
     },
     load,
+    memory::Watch,
     models::{Reference, Subject},
     receipt::{Context, DeviceId, Gate, Receipt},
 };
@@ -86,6 +87,7 @@ impl<B: Backend + 'static, R: HostBackend> ModelRun<'_, B, R> {
     /// # Errors
     /// What the checkpoint, the reference or the device reports.
     pub fn run(self, mut progress: impl FnMut(&str)) -> Result<Receipt> {
+        let mut watch = Watch::begin();
         let mode = self.backend.mode();
         let against = reference_mode(mode);
         let checkpoint = &self.subject.checkpoint;
@@ -116,7 +118,8 @@ impl<B: Backend + 'static, R: HostBackend> ModelRun<'_, B, R> {
             return Ok(context.receipt([g0, g1].into_iter().chain(rest).collect(), Value::Null));
         }
         let model = load(checkpoint, self.backend)?;
-        let (outcome, references, what) = match &self.reference {
+        watch.loaded();
+        let (mut outcome, references, what) = match &self.reference {
             Some(reference) => {
                 let own: Model<Bins<R>> = load(checkpoint, Bins::new((self.make)()?, BIN_REACH))?;
                 let run = AgainstTrace {
@@ -152,6 +155,10 @@ impl<B: Backend + 'static, R: HostBackend> ModelRun<'_, B, R> {
         let (count, prompt) = DRAFTED;
         let lm: Arc<dyn Lm> = Arc::new(model);
         let g4 = drafts(&lm, &self.subject.text(prompt)?, count)?;
+        let passes = outcome.measurements["self_noise"].as_array().into_iter().flatten();
+        let longest = passes.filter_map(|pass| pass["tokens"].as_u64()).max().unwrap_or(0);
+        let tokens = (prompt + count).max(longest as usize);
+        outcome.measurements["memory"] = watch.report(checkpoint, &lm.layout(), tokens);
         let mut scope = format!(
             "{} on {} in {} numerics: operators at tiny geometry, layers and logits against {what}, drafts against none",
             self.subject.name,

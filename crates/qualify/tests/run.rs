@@ -3,6 +3,7 @@
 mod common;
 use common::{cpu, folder};
 
+use engine::plan::Parts;
 use ops::Mode;
 use qualify::{
     Thresholds, Verdict,
@@ -12,7 +13,7 @@ use qualify::{
     judge::metrics,
     load,
     models::Subject,
-    receipt::{DeviceId, Receipt, verify},
+    receipt::{DeviceId, Receipt, seal, verify},
     run::ModelRun,
 };
 
@@ -65,6 +66,31 @@ fn an_allowed_run_bears_the_mark_and_g4_sees_rows_that_depend_on_each_other() {
     assert_eq!(g4.verdict, Verdict::Fail);
     assert!(g4.checks[1].figure.unwrap() > 0.0, "{:?}", g4.checks);
     assert_ne!(r.gate("G3").unwrap().verdict, Verdict::NotRun);
+    // The plan of the run and the observed peak are sealed in the receipt.
+    let (m, parts) = (
+        &r.measurements["memory"],
+        Parts::of_checkpoint(&Subject::open(&folder("nano")).unwrap().checkpoint),
+    );
+    assert_eq!(m["planned"]["weights"], parts.text() + parts.dspark);
+    assert_eq!((&m["planned"]["engram"], &m["planned"]["tokens"]), (&parts.engram.into(), &40.into()));
+    #[cfg(target_os = "linux")]
+    {
+        let planned: u64 =
+            ["weights", "engram", "state", "step"].map(|n| m["planned"][n].as_u64().unwrap()).iter().sum();
+        let ratio = m["measured"]["peak"].as_u64().unwrap() as f64 / planned as f64;
+        assert!(ratio > 0.0 && (m["ratio"].as_f64().unwrap() - ratio).abs() <= 5e-4, "{m}");
+    }
+    let mut edited = r.clone();
+    edited.measurements["memory"]["planned"]["weights"] = 1.into();
+    assert_eq!(
+        verify(&edited, &r.inputs, None).problems,
+        ["measurements: a figure was changed after sealing"]
+    );
+    // A receipt from before has no such figures and stays what it is.
+    let mut before = r.clone();
+    before.measurements.as_object_mut().unwrap().remove("memory");
+    before.seals = seal(&before);
+    assert!(verify(&before, &r.inputs, None).problems.is_empty());
 }
 
 /// `exact` on a device failed against a live CPU run where a cache element fell into another bin, which was named for traces

@@ -115,14 +115,27 @@ impl Inner {
 
     /// Reads rows from the file and keeps them; each goes to its place in `out`.
     fn read(&self, wanted: &mut [(u64, &mut [u8])]) -> io::Result<()> {
-        // Announced together, so that the disk works on them together; one that waits for each would take as long as all.
-        let rows: Vec<u64> = wanted.iter().map(|(row, _)| *row).collect();
+        let bytes = wanted.len() * self.store.0.width();
+        let keep = |row: u64, out: &[u8]| self.part(row).put(row, out);
+        let mut waiting: Vec<_> = wanted
+            .iter_mut()
+            .filter_map(|(row, out)| match self.store.read_now(*row, out) {
+                true => {
+                    keep(*row, out);
+                    None
+                }
+                false => Some((*row, out)),
+            })
+            .collect();
+        // What is on disk is announced together, so that the disk works on it together; waiting for one after the other would
+        // take as long as all of them.
+        let rows: Vec<u64> = waiting.iter().map(|(row, _)| *row).collect();
         self.store.0.announce(&rows);
-        for (row, out) in wanted {
+        for (row, out) in &mut waiting {
             self.store.read(*row, out)?;
-            self.meter.bytes.fetch_add(out.len() as u64, Relaxed);
-            self.part(*row).put(*row, out);
+            keep(*row, out);
         }
+        self.meter.bytes.fetch_add(bytes as u64, Relaxed);
         Ok(())
     }
 }
@@ -139,7 +152,7 @@ impl EngramTable for Cached {
         rows.sort_unstable();
         rows.dedup();
         let inner = self.inner.clone();
-        std::thread::spawn(move || {
+        self.inner.meter.ahead(rows.len(), move || {
             let width = inner.store.0.width();
             rows.retain(|row| !inner.part(*row).places.contains_key(row));
             // More than half of the room would push out what is asked for first.
@@ -168,7 +181,7 @@ impl EngramTable for Cached {
                 .filter_map(|(row, out)| (!inner.part(row).find(row, width, out)).then_some((row, out)))
                 .collect();
             let read = inner.read(&mut missing);
-            (read, Some(missing.len() as u64))
+            (read, missing.len() as u64)
         });
         read.map_err(Error::io(store.name.as_ref()))?;
         Ok(Taken { table: store.weight(&raw), rows: (0..rows.len() as u64).collect(), in_place: false })

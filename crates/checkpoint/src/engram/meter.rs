@@ -76,20 +76,32 @@ impl Meter {
         }
     }
 
-    /// Times a step; `work` gives its result and the rows that it waited for, if it knows: else page faults tell.
-    pub(crate) fn step<T>(&self, rows: usize, work: impl FnOnce() -> (T, Option<u64>)) -> T {
+    /// Times a step; `work` gives its result and the rows that it had to wait for.
+    pub(crate) fn step<T>(&self, rows: usize, work: impl FnOnce() -> (T, u64)) -> T {
+        let _span = tracing::info_span!("engram take", layer = self.layer, rows).entered();
         let (start, before) = (Instant::now(), page_faults());
         let (result, misses) = work();
         let nanos = start.elapsed().as_nanos() as u64;
         let faults = page_faults().saturating_sub(before);
         self.rows.fetch_add(rows as u64, Relaxed);
-        self.misses.fetch_add(misses.unwrap_or(faults.min(rows as u64)), Relaxed);
+        self.misses.fetch_add(misses, Relaxed);
         self.faults.fetch_add(faults, Relaxed);
         self.nanos.fetch_add(nanos, Relaxed);
         self.longest.fetch_max(nanos, Relaxed);
         let bucket = (64 - nanos.leading_zeros() as usize).min(self.buckets.len() - 1);
         self.buckets[bucket].fetch_add(1, Relaxed);
         result
+    }
+
+    /// Runs `work`, which brings `rows` rows that steps will take, on a thread of its own.
+    pub(crate) fn ahead(&self, rows: usize, work: impl FnOnce() + Send + 'static) {
+        let layer = self.layer;
+        let work = move || {
+            let _span = tracing::info_span!("engram ahead", layer, rows).entered();
+            work();
+        };
+        // Where the system gives no thread, steps bring their rows themselves.
+        let _ = std::thread::Builder::new().name("engram ahead".into()).spawn(work);
     }
 
     pub(crate) fn stats(&self) -> TableStats {
@@ -126,7 +138,7 @@ impl Meter {
 }
 
 /// Page faults so far that waited for the disk: of this thread where the system counts by thread, else of the process.
-fn page_faults() -> u64 {
+pub(crate) fn page_faults() -> u64 {
     #[cfg(target_os = "linux")]
     let who = libc::RUSAGE_THREAD;
     #[cfg(not(target_os = "linux"))]

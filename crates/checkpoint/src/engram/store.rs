@@ -67,12 +67,29 @@ impl Store {
         }
     }
 
-    /// Tells the system that these rows will be read next.
-    pub(crate) fn announce(&self, rows: &[u64]) {
+    /// Tells the system which of these rows it has to bring from disk, so that it works on all of them together; how many
+    /// they are, unless the system does not tell and all are announced.
+    pub(crate) fn announce(&self, rows: &[u64]) -> Option<u64> {
+        let mut absent = Some(0);
         for row in rows {
-            for (bytes, at, len) in self.places(*row as usize) {
+            let places = self.places(*row as usize);
+            let here = places.map(|(bytes, at, len)| bytes.is_in_memory(at, len));
+            for ((bytes, at, len), _) in places.into_iter().zip(here).filter(|(_, here)| *here != Some(true))
+            {
                 bytes.will_need(at, len);
             }
+            absent = match here {
+                [Some(a), Some(b)] => absent.map(|n| n + u64::from(!(a && b))),
+                _ => None,
+            };
+        }
+        absent
+    }
+
+    /// Reads a byte of every page that a row lies on.
+    pub(crate) fn touch(&self, row: u64) {
+        for (bytes, at, len) in self.places(row as usize) {
+            std::hint::black_box(bytes[at] ^ bytes[at + len - 1]);
         }
     }
 
@@ -139,6 +156,23 @@ impl Store {
 pub(crate) struct DiskStore(pub Store);
 
 impl DiskStore {
+    /// Reads a row if that does not wait for the disk; whether it did.
+    pub(crate) fn read_now(&self, row: u64, out: &mut [u8]) -> bool {
+        let store = &self.0;
+        let (dim, groups, width) = (store.dim as u64, store.groups as u64, store.width() as u64);
+        match &store.file {
+            None => {
+                store.copy(row as usize, out);
+                true
+            }
+            Some(Filed::Packed(file, at)) => now(file, out, at + row * width),
+            Some(Filed::Split { codes, scales }) => {
+                let (a, b) = out.split_at_mut(store.dim);
+                now(&codes.0, a, codes.1 + row * dim) && now(&scales.0, b, scales.1 + row * groups)
+            }
+        }
+    }
+
     /// Reads a row: its codes, then its scales.
     pub(crate) fn read(&self, row: u64, out: &mut [u8]) -> io::Result<()> {
         let store = &self.0;
@@ -156,6 +190,23 @@ impl DiskStore {
             }
         }
     }
+}
+
+/// Reads `out` at `at` if the system has all of it in memory; whether it had.
+#[cfg(target_os = "linux")]
+fn now(file: &File, out: &mut [u8], at: u64) -> bool {
+    use std::os::fd::AsRawFd;
+    let Ok(at) = libc::off_t::try_from(at) else { return false };
+    let part = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+    // SAFETY: the descriptor is open and the one part is `out`, which nothing else sees meanwhile.
+    let n = unsafe { libc::preadv2(file.as_raw_fd(), &part, 1, at, libc::RWF_NOWAIT) };
+    usize::try_from(n) == Ok(out.len())
+}
+
+/// Other systems do not say: every read may wait.
+#[cfg(not(target_os = "linux"))]
+fn now(_: &File, _: &mut [u8], _: u64) -> bool {
+    false
 }
 
 /// The table of a layer as the checkpoint has it.

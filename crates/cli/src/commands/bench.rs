@@ -2,6 +2,8 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
+use checkpoint::engram::TableStats;
+
 use cpu::{
     Cpu, Isa,
     bench::{self, Limits, Measured, exl3},
@@ -64,6 +66,8 @@ struct Speed {
     /// Share of the machine's multiply-add limit, measured in this run, as if every layer took every token. A prefill leaves
     /// out the rows that nothing reads, so that its share is an equivalent.
     of_fma_limit: f64,
+    /// What the Engram tables did in all runs.
+    engram: Vec<TableStats>,
     limits: Limits,
 }
 
@@ -109,6 +113,7 @@ fn model(args: &BenchModel, what: &'static str) -> Result<(), Failure> {
         weight_macs_per_token: macs,
         of_fma_limit: tokens_per_second.median * macs as f64 / (limits.gfma_s.median * 1e9),
         tokens_per_second,
+        engram: loaded.lm.engram(),
         limits,
     };
     if args.json {

@@ -29,6 +29,7 @@ pub mod trace;
 use crate::{
     args::{Cli, Command},
     failure::Failure,
+    timeline,
 };
 
 /// Runs the command that the line names.
@@ -36,6 +37,8 @@ use crate::{
 /// # Errors
 /// Why it ended early.
 pub fn run(cli: Cli) -> Result<(), Failure> {
+    // Written to its end when this is dropped.
+    let _timeline = cli.command.timeline().map(timeline::begin).transpose()?;
     match cli.command {
         Command::Run(args) => run::run(&args),
         Command::Chat(args) => chat::run(&args),

@@ -3,7 +3,10 @@
 use std::{fmt::Write as _, path::Path};
 
 use checkpoint::{Checkpoint, Config};
-use engine::plan::{MACHINES, Machine, Parts, Plan, Verdict, Wish, gb};
+use engine::{
+    Device,
+    plan::{MACHINES, Machine, Parts, Plan, Verdict, Wish, gb},
+};
 
 use crate::{args, commands::pull, demo, failure::Failure, render};
 
@@ -17,9 +20,7 @@ pub fn run(args: &args::Plan) -> Result<(), Failure> {
         (None, Some(model)) => match remote(model) {
             Some(name) => {
                 let dir = tempfile::tempdir().map_err(|e| Failure::Io(format!("temporary folder: {e}")))?;
-                let (client, repo) = pull::resolve(name, 1)?;
-                hub::headers(&client, &repo, dir.path(), &|text| eprintln!("{text}"))
-                    .map_err(Failure::Hub)?;
+                pull::headers(name, dir.path())?;
                 of(&Checkpoint::open_headers(dir.path())?)
             }
             None => of(&Checkpoint::open_headers(model)?),
@@ -51,14 +52,18 @@ fn machines(args: &args::Plan) -> Result<Vec<Machine>, Failure> {
     if let (Some(memory), Some(bandwidth)) = (args.memory, args.bandwidth) {
         return Ok(vec![Machine::asked(memory, bandwidth)]);
     }
-    let Some(name) = &args.machine else { return Ok(MACHINES.to_vec()) };
-    match MACHINES.iter().find(|m| m.name == name) {
-        Some(machine) => Ok(vec![machine.clone()]),
-        None => {
+    let mut machines = MACHINES.to_vec();
+    if let Some(name) = &args.machine {
+        machines.retain(|m| m.name == name);
+        if machines.is_empty() {
             let names = MACHINES.map(|m| m.name).join(", ");
-            Err(Failure::Usage(format!("--machine {name}: known are {names}")))
+            return Err(Failure::Usage(format!("--machine {name}: known are {names}")));
         }
     }
+    if let Some(gb_s) = args.bandwidth {
+        machines.iter_mut().for_each(|m| m.bandwidth = gb_s * 1_000_000_000);
+    }
+    Ok(machines)
 }
 
 fn report(plan: &Plan) -> String {
@@ -82,7 +87,7 @@ fn report(plan: &Plan) -> String {
     for f in &plan.machines {
         let how = if f.how.is_empty() { String::new() } else { format!(": {}", f.how) };
         line(format!("{:<16} {} ({}){how}", f.machine.name, f.verdict.word(), f.machine.title));
-        if matches!(f.verdict, Verdict::Fits | Verdict::FitsAfter) {
+        if f.verdict != Verdict::No {
             line(format!(
                 "{:<16} Engram tables {}; at most {:.1} tok/s at {} GB/s",
                 "",
@@ -93,6 +98,9 @@ fn report(plan: &Plan) -> String {
         }
     }
     line(String::new());
-    line("This build computes on the CPU only: the verdicts are about bytes, the rates are roofs of bandwidth.".into());
+    let gpus = Device::gpus();
+    let built =
+        if gpus.is_empty() { "the CPU only".into() } else { format!("the CPU and {}", gpus.join(" and ")) };
+    line(format!("Verdicts are about bytes, rates are roofs of bandwidth. This build computes on {built}."));
     out
 }

@@ -1,16 +1,14 @@
 //! `hallmark pull`.
 
-use std::{
-    io::IsTerminal,
-    path::PathBuf,
-    sync::{Mutex, MutexGuard},
-};
+#[cfg(feature = "pull")]
+mod fetch;
+
+use std::path::PathBuf;
 
 use clap::Args;
-use hub::{Client, Options, Part, Progress, Repository, Wanted};
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use hub::Part;
 
-use crate::{failure::Failure, render};
+use crate::failure::Failure;
 
 /// Download a model: one commit of a repository, every file checked by its hash.
 ///
@@ -18,6 +16,7 @@ use crate::{failure::Failure, render};
 /// nothing that has come is fetched twice. HF_TOKEN is sent to the server named by HF_ENDPOINT (default
 /// https://huggingface.co) and to no other.
 #[derive(Args)]
+#[cfg_attr(not(feature = "pull"), allow(dead_code))]
 pub struct Pull {
     /// Repository and revision (a branch, a tag or a commit)
     #[arg(value_name = "OWNER/NAME@REVISION")]
@@ -36,135 +35,33 @@ pub struct Pull {
     pub json: bool,
 }
 
-/// Asks the server what `repository` is now.
-pub fn resolve(repository: &str, connections: usize) -> Result<(Client, Repository), Failure> {
-    let wanted: Wanted = repository.parse().map_err(Failure::Hub)?;
-    let client = Client::new(Options { connections, ..Options::from_env() });
-    let repo = Repository::resolve(&client, &wanted, &|text| eprintln!("{text}")).map_err(Failure::Hub)?;
-    if repo.commit != wanted.revision {
-        eprintln!("{} {} is commit {}", repo.name, wanted.revision, repo.commit);
-    }
-    Ok((client, repo))
-}
-
+/// Pulls what `args` say.
+#[cfg(feature = "pull")]
 pub fn run(args: &Pull) -> Result<(), Failure> {
-    let (client, repo) = resolve(&args.repository, args.connections.into())?;
-    let bars = Bars::new();
-    let report = hub::pull(&client, &repo, &args.out, &args.only, &bars).map_err(Failure::Hub)?;
-    bars.clear();
-    if args.json {
-        return render::document(&report);
-    }
-    if !report.left_out.is_empty() {
-        eprintln!("{} shards are left out", report.left_out.len());
-    }
-    render::line(&format!(
-        "{}: {} files of {repo}, {:.3} GB, every hash right; {:.3} GB came, {:.3} GB were there",
-        args.out.display(),
-        report.files,
-        engine::plan::gb(report.bytes),
-        engine::plan::gb(report.downloaded),
-        engine::plan::gb(report.kept),
-    ))
+    fetch::run(args)
 }
 
-/// A bar for all and one for each file that is coming; lines where nobody watches.
-struct Bars {
-    all: MultiProgress,
-    watched: bool,
-    state: Mutex<State>,
+/// Refuses: there is nothing in this build that asks a server.
+#[cfg(not(feature = "pull"))]
+pub fn run(args: &Pull) -> Result<(), Failure> {
+    Err(refusal(&args.repository))
 }
 
-#[derive(Default)]
-struct State {
-    total: Option<ProgressBar>,
-    files: Vec<FileBar>,
+/// Makes in `dir` a folder of the repository's configuration and headers alone.
+#[cfg(feature = "pull")]
+pub fn headers(repository: &str, dir: &std::path::Path) -> Result<(), Failure> {
+    let (client, repo) = fetch::resolve(repository, 1)?;
+    hub::headers(&client, &repo, dir, &|text| eprintln!("{text}")).map_err(Failure::Hub)
 }
 
-struct FileBar {
-    name: String,
-    size: u64,
-    have: u64,
-    bar: Option<ProgressBar>,
+/// As [`run`].
+#[cfg(not(feature = "pull"))]
+pub fn headers(repository: &str, _: &std::path::Path) -> Result<(), Failure> {
+    Err(refusal(repository))
 }
 
-const STYLE: &str = "{bytes:>11} of {total_bytes:11} {binary_bytes_per_sec:>13} {eta:>5} [{wide_bar}] {msg}";
-
-fn bar(size: u64, have: u64, name: &str) -> ProgressBar {
-    let bar = ProgressBar::new(size).with_message(name.to_owned());
-    if let Ok(style) = ProgressStyle::with_template(STYLE) {
-        bar.set_style(style.progress_chars("=> "));
-    }
-    // What is there already is no part of the rate.
-    bar.set_position(have);
-    bar.reset_eta();
-    bar
-}
-
-impl Bars {
-    fn new() -> Self {
-        let (all, watched) = (MultiProgress::new(), std::io::stderr().is_terminal());
-        Self { all, watched, state: Mutex::default() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn clear(&self) {
-        let _ = self.all.clear(); // a terminal that is gone needs no clearing
-    }
-
-    fn say(&self, text: &str) {
-        if self.watched {
-            let _ = self.all.println(text); // as above
-        } else {
-            eprintln!("{text}");
-        }
-    }
-}
-
-impl Progress for Bars {
-    fn begin(&self, files: &[(String, u64, u64)]) {
-        let (size, have) = files.iter().fold((0, 0), |(s, h), f| (s + f.1, h + f.2));
-        let gb = engine::plan::gb;
-        self.say(&format!("{} files, {:.3} GB, {:.3} GB are there", files.len(), gb(size), gb(have)));
-        let mut state = self.state();
-        state.files = files
-            .iter()
-            .map(|(name, size, have)| FileBar { name: name.clone(), size: *size, have: *have, bar: None })
-            .collect();
-        if let Some(old) = state.total.take() {
-            old.finish_and_clear();
-        }
-        state.total = Some(self.all.add(bar(size, have, "all")));
-    }
-
-    fn have(&self, file: usize, bytes: u64) {
-        let mut state = self.state();
-        let State { total, files } = &mut *state;
-        let Some(f) = files.get_mut(file) else { return };
-        if let Some(total) = total {
-            // A file that begins anew takes its bytes back.
-            total.set_position((total.position() + bytes).saturating_sub(f.have));
-        }
-        f.have = bytes;
-        f.bar.get_or_insert_with(|| self.all.add(bar(f.size, bytes, &f.name))).set_position(bytes);
-    }
-
-    fn verified(&self, file: usize) {
-        let mut state = self.state();
-        let Some(f) = state.files.get_mut(file) else { return };
-        if let Some(bar) = f.bar.take() {
-            bar.finish_and_clear();
-            self.all.remove(&bar);
-        }
-        if !self.watched {
-            eprintln!("{}: {} bytes, verified", f.name, f.size);
-        }
-    }
-
-    fn note(&self, text: &str) {
-        self.say(text);
-    }
+#[cfg(not(feature = "pull"))]
+fn refusal(repository: &str) -> Failure {
+    let what = format!("{repository}: this build has no downloads: build with --features pull");
+    Failure::Engine(engine::Error::Refused(what))
 }

@@ -7,12 +7,13 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use engine::plan::gb;
 use qualify::{
     Verdict,
     inputs::{Inputs, checkout},
     receipt::{Receipt, State, diff, replace_table, table, verify},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{failure::Failure, render};
 
@@ -174,6 +175,23 @@ fn committed() -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
+/// The plan of a run's memory beside what was measured; nothing for receipts without.
+fn memory(m: &Value) -> String {
+    let part = |name: &str| m["planned"][name].as_u64().unwrap_or(0);
+    let planned = ["weights", "engram", "state", "step"].map(part).iter().sum::<u64>();
+    match (planned, m["measured"]["peak"].as_u64(), m["ratio"].as_f64()) {
+        (0, ..) => String::new(),
+        (_, Some(peak), Some(ratio)) => {
+            format!(
+                "memory: {:.3} GB planned, {:.3} GB at most ({ratio:.2} of the plan)\n",
+                gb(planned),
+                gb(peak)
+            )
+        }
+        _ => format!("memory: {:.3} GB planned\n", gb(planned)),
+    }
+}
+
 /// A receipt as text: what, where, and every check that says something.
 pub fn summary(r: &Receipt) -> String {
     let mut out = format!("{}\n{}: {}\n", r.scope, r.kind, r.verdict);
@@ -193,6 +211,7 @@ pub fn summary(r: &Receipt) -> String {
     if r.unqualified {
         out += "ran although unqualified (--allow-unqualified)\n";
     }
+    out += &memory(&r.measurements["memory"]);
     for gate in &r.gates {
         let failed = gate.checks.iter().filter(|c| c.verdict == Some(Verdict::Fail)).count();
         let _ =
