@@ -96,8 +96,12 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
-    /// Check the code for macOS on Linux (installs Debian's cross toolchain)
-    Cross,
+    /// Check the code for macOS on Linux (installs Debian's cross toolchain and zig)
+    Cross {
+        /// Link the tests of the Metal device as a program for macOS instead
+        #[arg(long)]
+        link: bool,
+    },
     /// Rewrite the crate table of THIRD_PARTY_NOTICES.md
     Notices {
         /// Change nothing; fail when the table is out of date
@@ -119,7 +123,8 @@ fn main() -> ExitCode {
         Command::Nvrtc { write } => nvrtc::run_tests(write),
         Command::Web { shots } => web::run_all(shots),
         Command::Kernels { write } => kernels::run(write),
-        Command::Cross => cross::check(),
+        Command::Cross { link: false } => cross::check(),
+        Command::Cross { link: true } => cross::link(),
         Command::Notices { check } => notices::run(check),
     };
     match result {
