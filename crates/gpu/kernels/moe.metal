@@ -2,9 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 #include "numerics.h"
-#include "gated.h"
-#include "hadamard.h"
-#include "runs.h"
+#include "moe_outputs.h"
 
 // Values are rounded as the released reference rounds.
 constant bool SOURCE [[function_constant(0)]];
@@ -55,11 +53,6 @@ kernel void moe_runs(device const int* ids [[buffer(0)]],
     }
 }
 
-// As the released reference rounds it.
-inline float rounded(float v) {
-    return SOURCE ? round_bf16(v) : v;
-}
-
 struct SwigluParams {
     uint count;
     float limit;
@@ -71,40 +64,7 @@ kernel void swiglu(device const float* gate [[buffer(0)]],
                    device float* h [[buffer(2)]],
                    constant SwigluParams& p [[buffer(3)]],
                    uint i [[thread_position_in_grid]]) {
-    if (i < p.count) h[i] = rounded(gated(gate[i], up[i], p.limit, 1.0f));
-}
-
-// Where the products of a step lie, and what they are made for.
-struct Results {
-    device const float* values;
-    device const float* sums;
-    device const uchar* slab;
-    uint slots;
-    uint parts;
-    uint planes;
-    uint outs;
-    uint outputs;
-};
-
-// Outputs 4 l to 4 l + 3 of a run of 128 of one matrix: from the products of other forms, or from planes of EXL3 sums.
-inline void expert_outputs(Results p,
-                           device const ulong* entry,
-                           uint slot,
-                           uint part,
-                           uint column,
-                           uint lane,
-                           thread float* v) {
-    if (uint(entry[3]) >= EXL3_CLASS) {
-        for (uint s = 0; s < p.planes; s++) {
-            device const float* from = p.sums + ((ulong(s) * p.slots + slot) * p.parts + part) * p.outputs + column;
-            for (uint i = 0; i < 4; i++) v[i] = s == 0 ? from[i] : v[i] + from[i];
-        }
-        rotate_output(v, p.slab + entry[2], column, lane);
-        for (uint i = 0; i < 4; i++) v[i] = rounded(v[i]);
-    } else {
-        device const float* from = p.values + (ulong(slot) * p.parts + part) * p.outs + column;
-        for (uint i = 0; i < 4; i++) v[i] = column + i < p.outs ? from[i] : 0.0f;
-    }
+    if (i < p.count) h[i] = rounded(gated(gate[i], up[i], p.limit, 1.0f), SOURCE);
 }
 
 // The input of down: hidden [slots, outs], or rotated [slots, outputs] where down is EXL3. A simdgroup takes 128 values.
@@ -137,11 +97,11 @@ kernel void moe_hidden(device const float* values [[buffer(0)]],
     o.outputs = p.outputs;
     float g[4];
     float u[4];
-    expert_outputs(o, entry, slot, 0, column, lane, g);
-    expert_outputs(o, entry + ENTRY, slot, 1, column, lane, u);
+    expert_outputs(o, entry, slot, 0, column, lane, SOURCE, g);
+    expert_outputs(o, entry + ENTRY, slot, 1, column, lane, SOURCE, u);
     float h[4];
     for (uint i = 0; i < 4; i++) {
-        h[i] = column + i < p.outs ? rounded(gated(g[i], u[i], p.limit, weights[slot])) : 0.0f;
+        h[i] = column + i < p.outs ? rounded(gated(g[i], u[i], p.limit, weights[slot]), SOURCE) : 0.0f;
     }
     if (uint(entry[2 * ENTRY + 3]) >= EXL3_CLASS) {
         rotate_input(h, slab + entry[2 * ENTRY + 1], column, SOURCE, lane);
@@ -197,12 +157,12 @@ kernel void moe_combine(device const float* values [[buffer(0)]],
         last = id;
         float v[4];
         device const ulong* entry = table + (ulong(id) * 3 + 2) * ENTRY;
-        expert_outputs(o, entry, group.y * p.top + next, 0, column, lane, v);
+        expert_outputs(o, entry, group.y * p.top + next, 0, column, lane, SOURCE, v);
         for (uint i = 0; i < 4; i++) total[i] = total[i] + v[i];
     }
     for (uint i = 0; i < 4; i++) {
         if (column + i >= p.outs) continue;
         ulong at = ulong(group.y) * p.outs + column + i;
-        acc[at] = p.shared != 0 ? rounded(total[i] + shared[at]) : total[i];
+        acc[at] = p.shared != 0 ? rounded(total[i] + shared[at], SOURCE) : total[i];
     }
 }

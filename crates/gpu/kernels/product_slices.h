@@ -44,12 +44,21 @@ inline float product_slice(uint form,
     for (uint i = 0; i < OUTS * ROWS; i++) acc[i] = 0.0f;
     uint nan[OUTS];
     for (uint o = 0; o < OUTS; o++) nan[o] = 0;
-    for (uint c = slice * STEP + lane * 8; c < cols; c += slices * STEP) {
+    Raw ahead[OUTS];
+    uint first = slice * STEP + lane * 8;
+    if (WHOLE && first < cols) {
+        for (uint o = 0; o < OUTS; o++) ahead[o] = load_raw(form, w.data[o], first);
+    }
+    for (uint c = first; c < cols; c += slices * STEP) {
         float v[OUTS][8];
         float s[OUTS];
         for (uint o = 0; o < OUTS; o++) {
-            nan[o] |= decode8(form, w.data[o], c, cols, v[o]);
+            nan[o] |= WHOLE ? decode_raw(form, ahead[o], v[o]) : decode8(form, w.data[o], c, cols, v[o]);
             if (form >= 2) s[o] = decode_e8m0(w.scale[o][c / 32]);
+        }
+        // The codes of the next step are on their way while this one is added up.
+        if (WHOLE && c + slices * STEP < cols) {
+            for (uint o = 0; o < OUTS; o++) ahead[o] = load_raw(form, w.data[o], c + slices * STEP);
         }
         for (uint r = 0; r < ROWS; r++) {
             float a[8];

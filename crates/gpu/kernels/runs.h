@@ -26,6 +26,8 @@ struct ExpertParams {
     uint shared; // whether the shared expert is added
     uint flip;   // of trellis.h
     float limit;
+    uint inner;  // the product makes its input itself: 1 from activations, 2 from gate and up
+    uint before; // planes of gate and up
 };
 
 struct Run {

@@ -66,11 +66,14 @@ inline uint state_at(thread const uint* w, uint i) {
 
 // Adds the products of tile row `kt` of the 128 outputs of `block`: lane l has quarter l % 4 of tile l / 4, that is 16 inputs and
 // the outputs 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of the tile, whose sums are acc[output * ROWS + row].
+// `x` counts in pairs of values, from tile row `origin` on; it may lie in device or in threadgroup memory.
+template <class X>
 inline void trellis_tile(device const uint* trellis,
                          uint tiles,
                          uint block,
                          uint kt,
-                         device const float* x,
+                         X x,
+                         uint origin,
                          thread const ulong* rows,
                          uint lane,
                          uint flip,
@@ -85,16 +88,16 @@ inline void trellis_tile(device const uint* trellis,
             v[j + 8] = codebook_value(state_at(w, 8 * m + 32 + j), flip);
         }
         for (uint r = 0; r < ROWS; r++) {
-            device const float* p = x + rows[r] + kt * 16 + 2 * m;
-            float2 a = *(device const float2*)p;
-            float2 b = *(device const float2*)(p + 8);
+            ulong at = rows[r] / 2 + (kt - origin) * 8 + m;
+            float2 a = x[at];
+            float2 b = x[at + 4];
             for (uint c = 0; c < 4; c++) {
-                uint at = c * ROWS + r;
+                uint sum = c * ROWS + r;
                 uint j = (c & 1) * 8 + (c / 2) * 4;
-                acc[at] = fma(v[j], a.x, acc[at]);
-                acc[at] = fma(v[j + 1], a.y, acc[at]);
-                acc[at] = fma(v[j + 2], b.x, acc[at]);
-                acc[at] = fma(v[j + 3], b.y, acc[at]);
+                acc[sum] = fma(v[j], a.x, acc[sum]);
+                acc[sum] = fma(v[j + 1], a.y, acc[sum]);
+                acc[sum] = fma(v[j + 2], b.x, acc[sum]);
+                acc[sum] = fma(v[j + 3], b.y, acc[sum]);
             }
         }
     }
@@ -103,6 +106,7 @@ inline void trellis_tile(device const uint* trellis,
 // Adds up one block of 128 outputs over the splits `s0` to `s1` of `splits`: thread t returns in z[i] the sum of output
 // t % 128 and row 2 i + t / 128. Within a split, simdgroup s takes every eighth tile row; then the simdgroups are added,
 // ascending, then the splits.
+template <class X>
 inline void trellis_block(device const uint* trellis,
                           uint tile_rows,
                           uint tiles,
@@ -110,7 +114,8 @@ inline void trellis_block(device const uint* trellis,
                           uint s0,
                           uint s1,
                           uint splits,
-                          device const float* x,
+                          X x,
+                          uint origin,
                           thread const ulong* rows,
                           threadgroup float* sums,
                           uint tid,
@@ -124,7 +129,7 @@ inline void trellis_block(device const uint* trellis,
         for (uint i = 0; i < 4 * ROWS; i++) acc[i] = 0.0f;
         uint last = (s + 1) * tile_rows / splits;
         for (uint kt = s * tile_rows / splits + simd; kt < last; kt += 8) {
-            trellis_tile(trellis, tiles, block, kt, x, rows, lane, flip, acc);
+            trellis_tile(trellis, tiles, block, kt, x, origin, rows, lane, flip, acc);
         }
         for (uint r = 0; r < ROWS; r += 2) {
             for (uint i = 0; i < 2; i++) {

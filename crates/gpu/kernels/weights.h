@@ -11,9 +11,17 @@ inline float decode_e8m0(uint byte) {
     return as_type<float>(bits);
 }
 
-// Four E4M3 codes, first in the low byte, as values times 2^-8: a half has the same layout with one exponent bit more. The two
-// NaN codes become numbers; `nan_codes` finds them.
+// Four E4M3 codes, first in the low byte. Where no instruction decodes a pair, they come as values times 2^-8: a half has the same
+// layout with one exponent bit more; then the two NaN codes become numbers, which `nan_codes` finds.
 inline void decode_e4m3_word(uint word, thread float* v) {
+#ifdef MSL_E4M3_PAIR
+    half2 low = as_type<half2>(e4m3_pair(ushort(word)));
+    half2 high = as_type<half2>(e4m3_pair(ushort(word >> 16)));
+    v[0] = float(low.x);
+    v[1] = float(low.y);
+    v[2] = float(high.x);
+    v[3] = float(high.y);
+#else
     uint low = word << 8;
     half2 even = as_type<half2>((low & 0x80008000u) | ((low & 0x7f007f00u) >> 1));
     half2 odd = as_type<half2>((word & 0x80008000u) | ((word & 0x7f007f00u) >> 1));
@@ -21,11 +29,16 @@ inline void decode_e4m3_word(uint word, thread float* v) {
     v[1] = float(odd.x);
     v[2] = float(even.y);
     v[3] = float(odd.y);
+#endif
 }
 
-// The highest bit of a byte is set where it holds a NaN code; the other bits mean nothing.
+// The highest bit of a byte is set where it holds a NaN code that decoding lost; the other bits mean nothing.
 inline uint nan_codes(uint word) {
+#ifdef MSL_E4M3_PAIR
+    return 0;
+#else
     return (word & 0x7f7f7f7fu) + 0x01010101u;
+#endif
 }
 
 // A sum with a NaN among its weights is NaN, whichever of them it is.
@@ -45,6 +58,9 @@ inline void decode_e2m1_word(uint word, thread float* v) {
 
 // What decode8 leaves out of the values: a power of two.
 inline float form_factor(uint form) {
+#ifdef MSL_E4M3_PAIR
+    if (form == 2) return 1.0f;
+#endif
     return form == 2 ? 256.0f : (form == 3 ? 16384.0f : 1.0f);
 }
 
@@ -67,6 +83,49 @@ inline float decode1(uint form, device const uchar* row, uint column) {
     return v[0];
 }
 
+// The words of eight codes, and those words decoded: apart, so that the next ones can be on their way meanwhile.
+struct Raw {
+    uint w[8];
+};
+
+inline Raw load_raw(uint form, device const uchar* row, uint column) {
+    Raw raw;
+    if (form == 0) {
+        device const uint4* from = (device const uint4*)(row + ulong(column) * 4);
+        uint4 a = from[0];
+        uint4 b = from[1];
+        raw.w[0] = a.x; raw.w[1] = a.y; raw.w[2] = a.z; raw.w[3] = a.w;
+        raw.w[4] = b.x; raw.w[5] = b.y; raw.w[6] = b.z; raw.w[7] = b.w;
+    } else if (form == 1) {
+        uint4 a = *(device const uint4*)(row + ulong(column) * 2);
+        raw.w[0] = a.x; raw.w[1] = a.y; raw.w[2] = a.z; raw.w[3] = a.w;
+    } else if (form == 2) {
+        uint2 a = *(device const uint2*)(row + column);
+        raw.w[0] = a.x; raw.w[1] = a.y;
+    } else {
+        raw.w[0] = *(device const uint*)(row + column / 2);
+    }
+    return raw;
+}
+
+inline uint decode_raw(uint form, Raw raw, thread float* v) {
+    if (form == 0) {
+        for (uint i = 0; i < 8; i++) v[i] = as_type<float>(raw.w[i]);
+    } else if (form == 1) {
+        for (uint i = 0; i < 4; i++) {
+            v[2 * i] = as_type<float>(raw.w[i] << 16);
+            v[2 * i + 1] = as_type<float>(raw.w[i] & 0xffff0000u);
+        }
+    } else if (form == 2) {
+        decode_e4m3_word(raw.w[0], v);
+        decode_e4m3_word(raw.w[1], v + 4);
+        return nan_codes(raw.w[0]) | nan_codes(raw.w[1]);
+    } else {
+        decode_e2m1_word(raw.w[0], v);
+    }
+    return 0;
+}
+
 // Columns `column` to `column + 7` without scale and factor; zeros from `cols` on. Returns `nan_codes` of them.
 inline uint decode8(uint form, device const uchar* row, uint column, uint cols, thread float* v) {
     if (!WHOLE) {
@@ -76,27 +135,8 @@ inline uint decode8(uint form, device const uchar* row, uint column, uint cols, 
             if (form == 2 && column + i < cols) nan |= nan_codes(row[column + i]);
         }
         return nan;
-    } else if (form == 0) {
-        device const float4* w = (device const float4*)(row + ulong(column) * 4);
-        float4 a = w[0];
-        float4 b = w[1];
-        v[0] = a.x; v[1] = a.y; v[2] = a.z; v[3] = a.w;
-        v[4] = b.x; v[5] = b.y; v[6] = b.z; v[7] = b.w;
-    } else if (form == 1) {
-        uint4 w = *(device const uint4*)(row + ulong(column) * 2);
-        v[0] = as_type<float>(w.x << 16); v[1] = as_type<float>(w.x & 0xffff0000u);
-        v[2] = as_type<float>(w.y << 16); v[3] = as_type<float>(w.y & 0xffff0000u);
-        v[4] = as_type<float>(w.z << 16); v[5] = as_type<float>(w.z & 0xffff0000u);
-        v[6] = as_type<float>(w.w << 16); v[7] = as_type<float>(w.w & 0xffff0000u);
-    } else if (form == 2) {
-        uint2 w = *(device const uint2*)(row + column);
-        decode_e4m3_word(w.x, v);
-        decode_e4m3_word(w.y, v + 4);
-        return nan_codes(w.x) | nan_codes(w.y);
-    } else {
-        decode_e2m1_word(*(device const uint*)(row + column / 2), v);
     }
-    return 0;
+    return decode_raw(form, load_raw(form, row, column), v);
 }
 
 // Eight activations; zeros from `cols` on.

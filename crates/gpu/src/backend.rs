@@ -7,7 +7,7 @@ use ops::{
     hyper::MixConstants,
 };
 
-use crate::{Binding, Buf, Constant, Device, Experts, Gpu, Mat};
+use crate::{Binding, Buf, Constant, Device, Experts, Gpu, Mat, launch::Choice};
 
 impl<D: Device> Gpu<D> {
     /// Function constant 0 of most files: whether values are rounded as the released reference rounds.
@@ -86,6 +86,10 @@ impl<D: Device> Backend for Gpu<D> {
 
     fn linear(&self, x: &Buf<D>, weight: &Mat<D>, io: Io) -> Buf<D> {
         self.linear_any(x, weight, io)
+    }
+
+    fn linear_pair(&self, x: &Buf<D>, weights: [&Mat<D>; 2], io: Io) -> [Buf<D>; 2] {
+        self.linear_both(x, weights, io)
     }
 
     fn grouped_linear(&self, x: &Buf<D>, weight: &Mat<D>, groups: usize) -> Buf<D> {
@@ -297,12 +301,21 @@ impl<D: Device> Backend for Gpu<D> {
         image: &[bool],
         taps: &mut Taps<'_, Buf<D>>,
     ) -> Buf<D> {
-        let logits = self.linear(x, &weights.gate, Io::F32);
         let image = image.contains(&true).then_some((&weights.bias_vl, image));
+        let [w1, w3, w2] = &weights.shared;
+        let choice = Choice { bias: &weights.bias, image, top: weights.top, scale: weights.scale };
+        if weights.experts.has_exl3()
+            && let Some((routing, shared)) =
+                self.routed_and_shared(x, &weights.gate, &choice, [w1, w3, w2], weights.limit)
+        {
+            taps.put("router.experts", &routing.experts);
+            taps.put("router.weights", &routing.weights);
+            return self.experts_with(x, &routing, &weights.experts, Some(&shared), weights.limit);
+        }
+        let logits = self.linear(x, &weights.gate, Io::F32);
         let routing = self.router(&logits, &weights.bias, image, weights.top, weights.scale);
         taps.put("router.experts", &routing.experts);
         taps.put("router.weights", &routing.weights);
-        let [w1, w3, w2] = &weights.shared;
         self.experts_and_shared(x, &routing, &weights.experts, [w1, w3, w2], weights.limit)
     }
 }

@@ -36,7 +36,8 @@ impl<B: Backend> Source<B> {
     pub(crate) fn project(&self, b: &B, x: &B::Buf, io: Io) -> (B::Buf, B::Buf) {
         let w = &self.compressor;
         let gate = w.wgate.as_ref().expect("a ratio-2 source has a gate");
-        (b.linear(x, &w.wkv, io), b.linear(x, gate, io))
+        let [kv, score] = b.linear_pair(x, [&w.wkv, gate], io);
+        (kv, score)
     }
 }
 

@@ -108,6 +108,10 @@ pub trait Backend: Sized + Send + Sync {
     fn rmsnorm(&self, x: &Self::Buf, weight: &Self::Buf, eps: f32) -> Self::Buf;
     /// `linear_fp8`, `linear_bf16`, `linear_f32`.
     fn linear(&self, x: &Self::Buf, weight: &Self::Mat, io: Io) -> Self::Buf;
+    /// `linear` of two weights on the same rows, with the bits that each has alone.
+    fn linear_pair(&self, x: &Self::Buf, weights: [&Self::Mat; 2], io: Io) -> [Self::Buf; 2] {
+        weights.map(|w| self.linear(x, w, io))
+    }
     /// `grouped_linear`.
     fn grouped_linear(&self, x: &Self::Buf, weight: &Self::Mat, groups: usize) -> Self::Buf;
     /// `argmax`.

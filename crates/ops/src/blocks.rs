@@ -191,8 +191,7 @@ pub(crate) fn compress<B: Backend>(
     let pooled = match &w.wgate {
         None => b.linear(x, &w.wkv, Io::Bf16),
         Some(wgate) => {
-            let mut kv = b.linear(x, &w.wkv, Io::F32);
-            let mut score = b.linear(x, wgate, Io::F32);
+            let [mut kv, mut score] = b.linear_pair(x, [&w.wkv, wgate], Io::F32);
             if let Some(o) = open.take() {
                 kv = b.concat_rows(&o.kv, &kv);
                 score = b.concat_rows(&o.score, &score);

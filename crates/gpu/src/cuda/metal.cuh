@@ -235,6 +235,10 @@ template <class T, int N> inline T dot(const vec<T, N>& a, const vec<T, N>& b) {
 }
 #define MSL_BYTE_SUM
 #define MSL_FUNNEL
+#if __CUDA_ARCH__ >= 890
+#define MSL_E4M3_PAIR
+inline uint e4m3_pair(ushort codes) { uint r; asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(codes)); return r; }
+#endif
 inline uint funnel(uint high, uint low, uint n) { return __funnelshift_r(low, high, n); }
 inline uint byte_sum(uint v, uint seed) { uint r; asm("dp4a.u32.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(v), "r"(0x01010101u), "r"(seed)); return r; }
 inline uint popcount(uint v) { return __popc(v); }

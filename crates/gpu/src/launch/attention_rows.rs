@@ -33,7 +33,7 @@ impl<D: Device> Gpu<D> {
         table: &RopeTable,
         positions: &[u32],
     ) -> AttentionInput<Buf<D>> {
-        let [raw, kv] = self.linear_pair(x, [&w.wq_a, &w.wkv], Io::Fp8);
+        let [raw, kv] = self.linear_both(x, [&w.wq_a, &w.wkv], Io::Fp8);
         let (rows, rank, width) = (x.rows(), raw.width(), kv.width());
         let alike = [rank, width].iter().all(|n| norm_threads(*n) == THREADS);
         let (latent, codes) = if alike && width <= DIM && table.dim() <= width {

@@ -47,6 +47,8 @@ pub const COSTS: &[Cost] = &[
     cost("experts_rows", "fp4", [3.5, 2.3, 1.3], PLAIN),
     cost("experts_gated", "fp4", [3.5, 2.3, 1.3], "as experts_rows; gate and up leave as one value"),
     cost("experts_down", "fp4", [3.5, 2.3, 1.3], PLAIN),
+    cost("gate_and_shared", "fp8", [3.5, 2.3, 1.3], "as linear_rows; w1 and w3 leave as one value"),
+    Cost { threadgroup: 8192, ..cost("route_and_shared", "fp8", [3.5, 2.3, 1.3], PLAIN) },
     Cost { threadgroup: 16448, ..cost("linear_ordered", "fp8", [3.1, 2.1, 1.1], PLAIN) },
     Cost { threadgroup: 16448, ..cost("experts_ordered", "fp4", [3.1, 2.1, 1.1], PLAIN) },
     Cost {
@@ -64,8 +66,8 @@ pub const COSTS: &[Cost] = &[
     Cost { threadgroup: 8192, ..cost("exl3_product", "3INST", [7.0, 3.0, 1.0], TRELLIS) },
     // The sum of four bytes takes 7 (1 on NVIDIA) and lies in a float's mantissa; a product, a half and a float again.
     Cost { threadgroup: 8192, ..cost("exl3_product", "MUL1", [12.0, 4.0, 1.0], TRELLIS) },
-    Cost { threadgroup: 8192, ..cost("exl3_expert_product", "MCG", [6.0, 3.0, 1.0], TRELLIS) },
-    Cost { threadgroup: 8192, ..cost("exl3_expert_product", "MUL1", [12.0, 4.0, 1.0], TRELLIS) },
+    Cost { threadgroup: 16384, ..cost("exl3_expert_product", "MCG", [6.0, 3.0, 1.0], TRELLIS) },
+    Cost { threadgroup: 16384, ..cost("exl3_expert_product", "MUL1", [12.0, 4.0, 1.0], TRELLIS) },
 ];
 
 /// Dispatches of an operator.
@@ -97,8 +99,8 @@ pub const DISPATCHES: &[Dispatches] = &[
     // Gate and up, activation, down, sum; several rows are grouped by expert first, `source` quantises twice.
     dispatches("routed_experts", [4, 5, 6]),
     dispatches("shared_expert", [4, 4, 7]),
-    // Of the routed ones: one rotation more than routed_experts.
-    dispatches("experts_exl3", [5, 6, 5]),
+    // Of one row the products make their inputs themselves; else a rotation more than routed_experts.
+    dispatches("experts_exl3", [3, 6, 3]),
     // Routed and shared experts with their sum.
     dispatches("moe", [3, 4, 13]),
 ];
@@ -136,7 +138,7 @@ mod tests {
         assert!(COSTS.iter().all(|c| known(c.kernel) && c.threads % 32 == 0 && c.threadgroup <= 32 << 10));
         assert!(DISPATCHES.iter().all(|d| operator(d.operator)));
         assert!(DEPARTURES.iter().all(|d| known(d.kernel) && d.operators.iter().all(|o| operator(o))));
-        let files = ["linear_rows", "linear_ordered", "linear_tiles", "moe_gated"];
+        let files = ["linear_rows", "linear_ordered", "linear_tiles", "moe_gated", "moe_shared"];
         let counted = |name: &str| COSTS.iter().any(|c| c.kernel == name);
         for k in KERNELS.iter().filter(|k| files.contains(&k.file)) {
             assert!(counted(k.name), "{} has no cost", k.name);

@@ -3,8 +3,8 @@
 use checkpoint::Form;
 use numerics::quantise::{fp8_row_bytes, kv_row_bytes};
 use ops::{
-    Backend, Compressed, Host, Io, Mix, Mode, RopeTable, Taps, Window,
-    blocks::{AttentionWeights, SublayerWeights},
+    Backend, Compressed, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Taps, Window,
+    blocks::{AttentionWeights, MoeWeights, SublayerWeights},
     hyper::MixConstants,
     registry::generated_weight,
 };
@@ -211,6 +211,56 @@ fn attention_that_keeps_its_rows_and_turns_back_has_the_bits_of_the_operators() 
         assert!(got.1 == want.1, "{} {rows} rows: ring", mode.name());
         if rows < 64 && mode != Mode::Source {
             assert_eq!((got.2, want.2), (4, 6), "{} {rows} rows", mode.name());
+        }
+    }
+}
+
+#[test]
+fn router_and_shared_expert_together_have_the_bits_of_the_operators() {
+    let part = |name: &str, rows, cols| generated_weight(name, Form::Exl3, rows, cols, 3);
+    let all = |b: &Gpu<Emu>| {
+        let one = |e: usize| ExpertWeights {
+            gate: part(&format!("{e}.0"), 98, D),
+            up: part(&format!("{e}.1"), 98, D),
+            down: part(&format!("{e}.2"), D, 98),
+        };
+        b.load_experts((0..9).map(one).collect()).unwrap()
+    };
+    for (mode, rows) in MODES.into_iter().flat_map(|m| [(m, 1), (m, 3), (m, 9)]) {
+        let b = emu(mode);
+        let w = MoeWeights {
+            gate: mat(&b, "gate", Form::Bf16, 9, D),
+            bias: values(&b, "bias", &[9]),
+            bias_vl: values(&b, "bias_vl", &[9]),
+            experts: all(&b),
+            shared: [("w1", 98, D), ("w3", 98, D), ("w2", D, 98)]
+                .map(|(name, rows, cols)| mat(&b, name, Form::Fp8Block32, rows, cols)),
+            top: 3,
+            scale: 1.5,
+            limit: 2.5,
+        };
+        let x = values(&b, "x", &[rows, D]);
+        let mut image = vec![false; rows];
+        image[rows - 1] = rows > 1;
+        let logits = b.linear(&x, &w.gate, Io::F32);
+        let other = image[rows - 1].then_some((&w.bias_vl, &image[..]));
+        let want = b.router(&logits, &w.bias, other, w.top, w.scale);
+        let routed = b.routed_experts(&x, &want, &w.experts, w.limit);
+        let [w1, w3, w2] = &w.shared;
+        let y = b.moe_sum(&routed, &b.shared_expert(&x, [w1, w3, w2], w.limit));
+        let mut taps = Vec::new();
+        let mut sink = |name: &str, value: &Buf<Emu>| taps.push((name.to_owned(), value.clone()));
+        let mut got = None;
+        let counts = b.counted(|| got = Some(b.moe(&x, &w, &image, &mut Taps::new(&mut sink))));
+        let what = format!("{} {rows} rows", mode.name());
+        assert!(read(&b, &got.unwrap()) == read(&b, &y), "{what}");
+        for ((name, tap), want) in taps.iter().zip([&want.experts, &want.weights]) {
+            assert!(read(&b, tap) == read(&b, want), "{what}: {name}");
+        }
+        if rows == 1 && mode != Mode::Source {
+            // The classes of the experts' rates and codebooks take a launch each.
+            let others = counts.iter().filter(|c| *c.0 != "exl3_expert_product");
+            assert_eq!(others.map(|c| c.1).sum::<u64>(), 3, "{what}: {counts:?}");
         }
     }
 }

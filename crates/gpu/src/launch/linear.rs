@@ -158,7 +158,7 @@ impl<D: Device> Gpu<D> {
 
     /// Two layers on the same rows, with the bits that each alone would have; in one launch where their forms agree and
     /// the order of the sums allows it.
-    pub(crate) fn linear_pair(&self, x: &Buf<D>, [a, b]: [&Mat<D>; 2], io: Io) -> [Buf<D>; 2] {
+    pub(crate) fn linear_both(&self, x: &Buf<D>, [a, b]: [&Mat<D>; 2], io: Io) -> [Buf<D>; 2] {
         let (rows, cols) = (x.rows(), a.weight.cols());
         let many = self.tiled(rows);
         let quantised = self.source() && io == Io::Fp8;

@@ -225,6 +225,11 @@ pub struct Experts<D: Device> {
 }
 
 impl<D: Device> Experts<D> {
+    /// Whether a matrix is EXL3: then routed and shared experts do not share launches.
+    pub(crate) fn has_exl3(&self) -> bool {
+        self.first.iter().chain(&self.second).any(|c| c.is_exl3())
+    }
+
     /// Prepares `experts`; any mixture of forms, rates and codebooks goes together, shapes must agree.
     pub(crate) fn new(device: &D, experts: &[ExpertWeights]) -> Result<Self, DeviceError> {
         let refuse = |reason| DeviceError { backend: device.name(), reason, refused: true };

@@ -20,6 +20,7 @@ mod quantise;
 mod rope;
 mod router;
 mod rows;
+mod shared;
 mod slab;
 #[cfg(all(test, emulator))]
 mod tests;
@@ -27,3 +28,4 @@ mod tests;
 pub(crate) use attention::Values;
 pub(crate) use hyper::Expand;
 pub use mat::{Experts, Mat};
+pub(crate) use shared::Choice;

@@ -19,6 +19,9 @@ const ORDERED: &str = "experts_ordered";
 const EXL3_ROTATE: &str = "exl3_expert_rotate";
 const EXL3_PRODUCT: &str = "exl3_expert_product";
 
+/// Most values of the input that a product makes itself, as in exl3_product.metal.
+const INNER: u32 = 2048;
+
 /// Numbers of a run: expert, count, slots.
 const RUN: usize = 10;
 
@@ -42,6 +45,8 @@ struct Params {
     shared: u32,
     flip: u32,
     limit: f32,
+    inner: u32,
+    before: u32,
 }
 
 #[repr(C)]
@@ -119,11 +124,21 @@ impl<D: Device> Gpu<D> {
                 shared: u32::from(shared.is_some()),
                 flip: FLIP,
                 limit,
+                inner: 0,
+                before: 0,
             };
             Step { experts, params, classes }
         };
-        let one = step(hidden, inter, 2, &experts.first[..]);
-        let two = step(inter, hidden, 1, &experts.second[..]);
+        let mut one = step(hidden, inter, 2, &experts.first[..]);
+        let mut two = step(inter, hidden, 1, &experts.second[..]);
+        // Of one row the products of EXL3 make their inputs themselves, where those fit.
+        let inner = |s: &Step<'_, D>| {
+            let exl3 = s.classes.iter().all(|c| c.is_exl3());
+            let part = s.params.inputs.div_ceil(s.params.planes) + 2 * BLOCK as u32;
+            rows == 1 && exl3 && part <= INNER
+        };
+        (one.params.inner, two.params.inner) = (inner(&one).into(), 2 * u32::from(inner(&two)));
+        two.params.before = one.params.planes;
 
         let (list, run_count) = self.runs(routing, experts);
         let list = &list;
@@ -135,6 +150,7 @@ impl<D: Device> Gpu<D> {
 
         let xh = match some(one.classes, true) {
             false => none.clone(),
+            true if one.params.inner != 0 => x.clone(),
             true => {
                 let xh = self.values(&[slots * 2, padded(hidden)]);
                 let bindings =
@@ -145,25 +161,33 @@ impl<D: Device> Gpu<D> {
                 xh
             }
         };
-        let (values, sums) = self.expert_products(&one, x, &xh, list, run_count);
+        let given = [&none, &none, &routing.weights];
+        let (values, sums) = self.expert_products(&one, x, &xh, list, run_count, given);
 
-        let down_plain = if some(two.classes, false) { self.values(&[slots, inter]) } else { none.clone() };
-        let down_exl3 =
-            if some(two.classes, true) { self.values(&[slots, padded(inter)]) } else { none.clone() };
-        let bindings = [
-            values.binding(),
-            sums.binding(),
-            slab.clone(),
-            table.clone(),
-            routing.experts.binding(),
-            routing.weights.binding(),
-            down_plain.binding(),
-            down_exl3.binding(),
-        ];
-        let grid = [slots, padded(inter).div_ceil(RUNS * BLOCK), 1];
-        self.launch(HIDDEN, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
+        let (mut down_plain, mut down_exl3) = (none.clone(), none.clone());
+        if two.params.inner == 0 {
+            if some(two.classes, false) {
+                down_plain = self.values(&[slots, inter]);
+            }
+            if some(two.classes, true) {
+                down_exl3 = self.values(&[slots, padded(inter)]);
+            }
+            let bindings = [
+                values.binding(),
+                sums.binding(),
+                slab.clone(),
+                table.clone(),
+                routing.experts.binding(),
+                routing.weights.binding(),
+                down_plain.binding(),
+                down_exl3.binding(),
+            ];
+            let grid = [slots, padded(inter).div_ceil(RUNS * BLOCK), 1];
+            self.launch(HIDDEN, &source, &bindings, &one.params, grid, [32 * RUNS, 1, 1]);
+        }
 
-        let (values, sums) = self.expert_products(&two, &down_plain, &down_exl3, list, run_count);
+        let given = [&values, &sums, &routing.weights];
+        let (values, sums) = self.expert_products(&two, &down_plain, &down_exl3, list, run_count, given);
         let shared = shared.unwrap_or(&none).binding();
         let ids = routing.experts.binding();
         let bindings = [values.binding(), sums.binding(), slab, table, ids, shared, acc.binding()];
@@ -196,6 +220,8 @@ impl<D: Device> Gpu<D> {
             shared: 1,
             flip: FLIP,
             limit: 0.0,
+            inner: 0,
+            before: 0,
         };
         let raw = |b: &D::Buffer| Binding::Buffer(b.clone(), 0);
         let (slab, table) = (raw(&experts.slab.buffer), raw(&experts.table));
@@ -225,7 +251,8 @@ impl<D: Device> Gpu<D> {
         (runs, most)
     }
 
-    /// Products of one step: results of plain forms `[slots, parts, outs]` and planes of sums of EXL3.
+    /// Products of one step: results of plain forms `[slots, parts, outs]` and planes of sums of EXL3. `given` are the products of
+    /// the step before and the routing's weights, for products that make their input themselves.
     fn expert_products(
         &self,
         step: &Step<'_, D>,
@@ -233,6 +260,7 @@ impl<D: Device> Gpu<D> {
         xh: &Buf<D>,
         list: &Buf<D>,
         runs: usize,
+        given: [&Buf<D>; 3],
     ) -> (Buf<D>, Buf<D>) {
         let p = step.params;
         let [slots, parts, outs, outputs, planes, cols] =
@@ -250,7 +278,9 @@ impl<D: Device> Gpu<D> {
         for class in step.classes {
             let params = Params { class: class.code(), ..p };
             if class.is_exl3() {
-                let bindings = [xh.binding(), slab.clone(), table.clone(), list.binding(), sums.binding()];
+                let [v, s, w] = given.map(Buf::binding);
+                let (slab, table) = (slab.clone(), table.clone());
+                let bindings = [xh.binding(), slab, table, list.binding(), sums.binding(), v, s, w];
                 let grid = [outputs / BLOCK, parts * planes, runs];
                 let constants = trellis_constants(*class, rows);
                 self.launch(EXL3_PRODUCT, &constants, &bindings, &params, grid, [256, 1, 1]);

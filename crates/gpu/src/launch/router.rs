@@ -5,7 +5,7 @@ use ops::Routing;
 use crate::{Buf, Device, Gpu, record::u32_of};
 
 /// Most experts of a layer, as in router.metal.
-const MOST: usize = 1024;
+pub(crate) const MOST: usize = 1024;
 
 #[repr(C)]
 struct Params {

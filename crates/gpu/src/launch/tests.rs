@@ -217,7 +217,7 @@ fn a_pair_of_layers_has_the_bits_of_each() {
         ] {
             let b = emu(mode);
             let (x, mats) = (input(rows, cols), [&a, &c].map(|w| Mat::new(&b.device, w).unwrap()));
-            let pair = b.linear_pair(&b.upload_host(&x).unwrap(), [&mats[0], &mats[1]], io);
+            let pair = b.linear_both(&b.upload_host(&x).unwrap(), [&mats[0], &mats[1]], io);
             let alone = [linear(&b, &x, &a, io), linear(&b, &x, &c, io)];
             assert!(pair.map(|y| b.fetch(&y).unwrap()) == alone, "{forms:?} {} {rows} {io:?}", mode.name());
         }
