@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 fn encode_fixtures() {
     let server = scripted(settings(), 8);
     let (mut answered, mut images) = (0, 0);
-    for case in cases("fixtures/encoding/encode.jsonl") {
+    for case in cases("fixtures/encoding/encode.jsonl.gz") {
         let id = case["id"].as_str().unwrap();
         let mut body = case["request"].clone();
         if body.get("model").is_none() {
@@ -96,7 +96,7 @@ fn message(choice: &Value) -> Value {
 #[test]
 fn parse_fixtures_streamed_and_whole() {
     let server = scripted(settings(), 8);
-    for case in cases("fixtures/encoding/parse.jsonl") {
+    for case in cases("fixtures/encoding/parse.jsonl.gz") {
         let id = case["id"].as_str().unwrap();
         server.script.lock().unwrap().says = ids(&case["token_ids"]);
         let mut body = parse_request(&case);
@@ -210,7 +210,7 @@ fn joined(events: Vec<Value>) -> Vec<Value> {
 #[test]
 fn transcripts_of_three_apis() {
     let server = scripted(settings(), 8);
-    for case in cases("fixtures/encoding/responses.jsonl") {
+    for case in cases("fixtures/encoding/responses.jsonl.gz") {
         let id = case["id"].as_str().unwrap();
         {
             let mut script = server.script.lock().unwrap();

@@ -53,7 +53,7 @@ fn start(start: Start) -> Value {
 #[test]
 fn encode_fixtures() {
     let tokenizer = common::released();
-    let cases = common::cases("fixtures/encoding/encode.jsonl");
+    let cases = common::cases("fixtures/encoding/encode.jsonl.gz");
     assert_eq!(cases.len(), 165);
     let mut without_surface = Vec::new();
     for case in &cases {
@@ -359,7 +359,7 @@ fn missing_special_tokens_are_named() {
 #[test]
 fn wire_fixtures_through_the_parser() {
     let tokenizer = common::released();
-    let cases = common::cases("fixtures/encoding/responses.jsonl");
+    let cases = common::cases("fixtures/encoding/responses.jsonl.gz");
     assert_eq!(cases.len(), 17);
     for case in &cases {
         let id = case["id"].as_str().unwrap();

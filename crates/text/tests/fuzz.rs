@@ -163,7 +163,7 @@ fn change_value(random: &mut Random, value: &mut Value, depth: usize) {
 #[test]
 fn mutated_bodies() {
     let tokenizer = common::demo();
-    let seeds: Vec<(Api, Vec<u8>)> = common::cases("fixtures/encoding/encode.jsonl")
+    let seeds: Vec<(Api, Vec<u8>)> = common::cases("fixtures/encoding/encode.jsonl.gz")
         .iter()
         .map(|case| {
             let api = match case["api"].as_str().unwrap() {
@@ -230,7 +230,7 @@ fn parse(
 #[test]
 fn mutated_outputs() {
     let tokenizer = common::demo();
-    let seeds: Vec<Vec<u32>> = common::cases("fixtures/encoding/parse.jsonl")
+    let seeds: Vec<Vec<u32>> = common::cases("fixtures/encoding/parse.jsonl.gz")
         .iter()
         .map(|case| {
             tokenizer.encode_with_added(&common::released().decode(&common::ids(&case["token_ids"])).unwrap())

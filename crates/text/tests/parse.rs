@@ -73,7 +73,7 @@ fn as_json(message: &Message) -> Value {
 #[test]
 fn parse_fixtures_in_every_split() {
     let tokenizer = common::released();
-    let cases = common::cases("fixtures/encoding/parse.jsonl");
+    let cases = common::cases("fixtures/encoding/parse.jsonl.gz");
     assert_eq!(cases.len(), 96);
     for case in &cases {
         let id = case["id"].as_str().unwrap();
@@ -247,7 +247,7 @@ fn call_ids_say_whether_there_was_reasoning() {
 #[test]
 fn reasoning_is_counted_in_tokens() {
     let tokenizer = common::released();
-    for case in &common::cases("fixtures/encoding/parse.jsonl") {
+    for case in &common::cases("fixtures/encoding/parse.jsonl.gz") {
         let Some(reference) = case["reference_reasoning_tokens"].as_u64() else { continue };
         let mut parser = Parser::new(tokenizer.clone(), options(case));
         let mut events = Vec::new();

@@ -52,7 +52,7 @@ fn damaged_tokenizer_files() {
 #[test]
 fn damaged_requests() {
     let tokenizer = common::demo();
-    let bodies: Vec<(Api, String)> = common::cases("fixtures/encoding/encode.jsonl")
+    let bodies: Vec<(Api, String)> = common::cases("fixtures/encoding/encode.jsonl.gz")
         .iter()
         .map(|case| {
             let api = match case["api"].as_str().unwrap() {

@@ -210,7 +210,7 @@ fn long_runs_are_split_exactly() {
 #[test]
 fn encoding_speed() {
     let tokenizer = common::released();
-    let text: String = common::cases("fixtures/encoding/encode.jsonl")
+    let text: String = common::cases("fixtures/encoding/encode.jsonl.gz")
         .iter()
         .map(|c| c["expect"]["prompt"].to_string())
         .collect();

@@ -32,7 +32,13 @@ pub fn released() -> Arc<Tokenizer> {
 }
 
 pub fn cases(path: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(repository(path)).expect("a fixture file");
+    let bytes = std::fs::read(repository(path)).expect("a fixture file");
+    let mut text = String::new();
+    match path.ends_with(".gz") {
+        true => flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text),
+        false => (&bytes[..]).read_to_string(&mut text),
+    }
+    .expect("a fixture in UTF-8");
     text.lines().map(|line| serde_json::from_str(line).expect("a fixture line is JSON")).collect()
 }
 

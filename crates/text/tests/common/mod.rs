@@ -1,6 +1,7 @@
 //! What the fixture tests share.
 #![allow(dead_code)] // each test binary uses a part
 
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
@@ -46,7 +47,13 @@ pub fn demo() -> Arc<Tokenizer> {
 /// The lines of a fixture file.
 pub fn cases(path: &str) -> Vec<Value> {
     let path = repository(path);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let bytes = std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut text = String::new();
+    let read = match path.extension().is_some_and(|e| e == "gz") {
+        true => flate2::read::GzDecoder::new(&bytes[..]).read_to_string(&mut text),
+        false => (&bytes[..]).read_to_string(&mut text),
+    };
+    read.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     text.lines().map(|line| serde_json::from_str(line).expect("a fixture line is JSON")).collect()
 }
 
