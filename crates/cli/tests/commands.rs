@@ -265,15 +265,27 @@ fn what_is_not_built_is_refused_with_3() {
     let image = r#"{"messages": [{"role": "user", "content": [{"type": "image_url",
         "image_url": {"url": "data:image/png;base64,AA=="}}]}]}"#;
     refused(&["run", "--messages", &file(&dir, "image.json", image)], 3, "the vision tower is not built");
-    let schema = r#"{"messages": [{"role": "user", "content": "x"}],
-        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}}"#;
-    refused(
-        &["run", "--messages", &file(&dir, "schema.json", schema)],
-        3,
-        "constrained decoding is not built",
-    );
     fs::write(dir.path().join("model.gguf"), "GGUF").unwrap();
     refused(&["run", &dir.path().display().to_string(), "-p", "x"], 3, "GGUF");
+}
+
+#[test]
+fn a_schema_is_held_or_refused_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = |schema: &str| {
+        let text = format!(
+            r#"{{"messages": [{{"role": "user", "content": "What is 1 + 2?"}}], "temperature": 0, "response_format":
+            {{"type": "json_schema", "json_schema": {{"name": "a", "schema": {schema}}}}}}}"#
+        );
+        file(&dir, "schema.json", &text)
+    };
+    let not = r#"{"type": "object", "not": {"type": "string"}}"#;
+    refused(&["run", "--messages", &body(not)], 4, "cannot be enforced");
+    let one = r#"{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"],
+        "additionalProperties": false}"#;
+    let answer = json(&["run", "--messages", &body(one), "--max-tokens", "80", "--json"]);
+    let content: Value = serde_json::from_str(answer["content"].as_str().unwrap()).unwrap();
+    assert!(content["n"].is_i64() && content.as_object().unwrap().len() == 1, "{answer}");
 }
 
 #[test]
