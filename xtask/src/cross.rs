@@ -191,7 +191,7 @@ const FRAMEWORKS: [Framework; 4] = [
 ];
 
 /// What objc2 calls of the Objective-C runtime.
-const OBJC: [&str; 32] = [
+const OBJC: [&str; 35] = [
     "_class_addIvar",
     "_class_addMethod",
     "_class_addProtocol",
@@ -201,7 +201,9 @@ const OBJC: [&str; 32] = [
     "_class_getInstanceVariable",
     "_class_getName",
     "_class_getSuperclass",
+    "_class_isMetaClass",
     "_ivar_getOffset",
+    "_method_getName",
     "_method_getTypeEncoding",
     "_objc_allocateClassPair",
     "_objc_alloc",
@@ -223,6 +225,7 @@ const OBJC: [&str; 32] = [
     "_objc_retainAutoreleasedReturnValue",
     "_object_getClass",
     "_object_getClassName",
+    "_sel_getName",
     "_sel_registerName",
 ];
 
