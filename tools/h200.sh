@@ -2,7 +2,7 @@
 # Qualifies and measures the CUDA backend on a machine with an NVIDIA GPU, from a checkout:
 #     tools/h200.sh HALLMARK OUT
 # HALLMARK is a program built with `cargo build --release -p cli --no-default-features --features cuda`; OUT gets the receipts
-# and the raw figures. The synthetic model takes 137 GiB of GPU memory. About eight minutes on an H200 with 16 cores.
+# and the raw figures. The synthetic model takes 137 GiB of GPU memory.
 set -uo pipefail
 hallmark=$1
 out=$2
@@ -20,7 +20,9 @@ for tool in memcheck racecheck; do
     fi
 done
 
-# The first run has compiled the kernels that it needed; the others find them in the cache.
+# The first run compiles the kernels; the others find them in the cache.
+"$hallmark" qualify model nano --device cuda --numerics exact --receipt "$out/first.json" > "$out/first.txt" 2>&1
+"$hallmark" qualify release --device cuda --receipt "$out/release-cuda-sm_90-source.json" > "$out/release-source.txt" 2>&1 &
 for n in exact source native; do
     "$hallmark" qualify ops --device cuda --numerics $n --receipt "$out/ops-cuda-sm_90-$n.json" > "$out/ops-$n.txt" 2>&1 &
     for m in nano micro wide; do
@@ -31,7 +33,8 @@ for n in exact source native; do
         --receipt "$out/demo-cuda-sm_90-$n.json" > "$out/demo-$n.txt" 2>&1 &
 done
 wait
-for f in "$out"/{ops,nano,micro,wide,demo}-*.txt; do echo "$(basename "$f" .txt)"; verdicts "$f"; done
+rm -f "$out/first.json" "$out/first.txt"
+for f in "$out"/{ops,nano,micro,wide,demo,release}-*.txt; do echo "$(basename "$f" .txt)"; verdicts "$f"; done
 
 synthetic="--synthetic flash --bits 2 --device cuda --json"
 "$hallmark" bench decode $synthetic --tokens 4096 --decode 32 --runs 5 > "$out/decode-4k.json"
