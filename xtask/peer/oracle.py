@@ -3,7 +3,7 @@
     python oracle.py MODEL_DIR PROMPTS.jsonl OUT.safetensors [--lines 0 17 ...]
 
 Every chosen line of PROMPTS.jsonl gives one pass: the prompt and its recorded answer, read in one prefill. The file comes
-out the same, byte for byte, on the same build of torch: one thread, and kernels that do not depend on the processor.
+out the same, byte for byte, on the same build of torch and kind of processor: one thread, kernels of the least vectors.
 """
 
 import argparse

@@ -20,9 +20,9 @@ const LINES: [&str; 4] = ["0", "17", "31", "41"];
 /// Which trace.
 #[derive(Subcommand)]
 pub enum Oracle {
-    /// The demo model by nemo_automodel on torch, CPU, float32; its hash must be the committed one
+    /// The demo model by nemo_automodel on torch, CPU, float32; its hash must be a committed one
     Demo {
-        /// Commit to the hash of what comes out
+        /// Add the hash of what comes out, with this processor's vectors, to the committed ones
         #[arg(long)]
         write: bool,
     },
@@ -71,18 +71,35 @@ fn demo(write_hash: bool) -> Result<()> {
     run_command(command.arg(&out).arg("--lines").args(LINES))?;
     let got = sha256(&read(&out)?);
     let list = root().join(LIST);
-    if write_hash {
-        let text = serde_json::to_string_pretty(&json!([{ "file": DEMO, "sha256": got }]))? + "\n";
-        return write(&list, text.as_bytes());
-    }
-    let known: Value = serde_json::from_slice(&read(&list)?).context(LIST)?;
-    let want = known.as_array().and_then(|all| all.iter().find(|o| o["file"] == DEMO));
-    let want = want.and_then(|o| o["sha256"].as_str()).with_context(|| format!("{LIST} has no {DEMO}"))?;
-    if got != want {
-        bail!("{DEMO} has SHA-256 {got}, {LIST} says {want}: another build of torch rounds elsewhere");
+    let mut known: Value = serde_json::from_slice(&read(&list)?).context(LIST)?;
+    let all = known.as_array_mut().with_context(|| format!("{LIST} is no list"))?;
+    if !all.iter().any(|o| o["file"] == DEMO && o["sha256"] == got.as_str()) {
+        if !write_hash {
+            bail!(
+                "{DEMO} has SHA-256 {got}, which {LIST} does not hold: torch on this processor rounds elsewhere; \
+                 `--write` adds it"
+            );
+        }
+        all.push(json!({ "file": DEMO, "sha256": got, "processor": processor() }));
+        return write(&list, (serde_json::to_string_pretty(&known)? + "\n").as_bytes());
     }
     println!("{}: as committed", out.display());
     Ok(())
+}
+
+/// Family and widest vectors of this processor, which decide how torch rounds.
+fn processor() -> String {
+    #[cfg(target_arch = "x86_64")]
+    let vectors = if is_x86_feature_detected!("avx512f") {
+        " with AVX-512"
+    } else if is_x86_feature_detected!("avx2") {
+        " with AVX2"
+    } else {
+        ""
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let vectors = "";
+    format!("{}{vectors}", std::env::consts::ARCH)
 }
 
 fn official(code: Option<PathBuf>) -> Result<()> {

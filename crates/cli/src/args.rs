@@ -260,7 +260,7 @@ pub struct Sessions {
     /// not)
     #[arg(long, value_name = "on|off|N")]
     pub drafts: Option<Drafts>,
-    /// How prompts are taken in: full, or replay (half of the layers on the last tokens only: faster, an approximation)
+    /// How prompts are taken in: full, or replay (half of the layers on the last tokens only, an approximation)
     #[arg(long, default_value = "full", value_name = "full|replay")]
     pub prefill: Prefill,
     /// Keep the states of prompts in this folder for later runs; they hold what was said, readable by you only

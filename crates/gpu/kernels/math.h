@@ -1,6 +1,6 @@
 // Functions whose rounding differs between GPUs, made of +, -, *, fma, division and bit operations alone, so that every
-// device gives the same bits. Errors stay under 0.6 units of the last place (measured by tests/math.rs); subnormal results
-// are zero.
+// device gives the same bits. Errors in units of the last place, measured by tests/functions.rs: exp, log1p and rsqrt under 0.6,
+// softplus 1.04, silu 1.8, sigmoid 2.0. Subnormal results are zero.
 
 // e^x: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial in r, and the rounding errors of r and of 1 + r carried along.
 inline float exp_precise(float x) {

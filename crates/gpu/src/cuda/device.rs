@@ -25,7 +25,6 @@ type Variant = (&'static str, Vec<(u32, Constant)>);
 
 /// The first CUDA device of this machine.
 pub struct Cuda {
-    shared: Arc<Shared>,
     limits: Limits,
     chip: String,
     driver: String,
@@ -36,6 +35,8 @@ pub struct Cuda {
     modules: Mutex<HashMap<Variant, usize>>,
     clock: Mutex<Option<[Event; 2]>>,
     graphs: Mutex<Graphs>,
+    /// Last: events and graphs go before their context does.
+    shared: Arc<Shared>,
 }
 
 /// Context and stream, alive while a buffer is.
