@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Qualifies and measures the CUDA backend on a machine with an NVIDIA GPU, from a checkout:
 #     tools/h200.sh HALLMARK OUT
-# HALLMARK is a program built with `cargo build --release -p cli --no-default-features --features cuda`; OUT gets the receipts
+# HALLMARK is a program built with `cargo build --profile carried -p cli --no-default-features --features cuda`; OUT gets the receipts
 # and the raw figures. The synthetic model takes 137 GiB of GPU memory.
 set -uo pipefail
 hallmark=$1
