@@ -21,14 +21,18 @@ use axum::{
     routing::{get, post},
 };
 use engine::{Answer, Miss, Prompt, Reuse};
+use futures_util::stream::unfold;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
 use text::{
     Api, Encoded, Part, Request, RequestError, Said, Start, Tokenizer,
     special::{EOS, THINK_END},
 };
-use tokio::sync::mpsc::{Sender, UnboundedReceiver, channel, unbounded_channel};
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, channel, unbounded_channel},
+    time::{Interval, MissedTickBehavior, Sleep},
+};
+use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tower_http::cors::{Any, CorsLayer};
 
 use crate::{
@@ -463,6 +467,7 @@ async fn answer(app: Arc<App>, request: HttpRequest, endpoint: Endpoint) -> Resp
         updates: receiver,
         wire: ready.wire,
         logs: Vec::new(),
+        until: Box::pin(tokio::time::sleep_until(deadline.into())),
         deadline,
         begun: false,
         cache: None,
@@ -486,6 +491,8 @@ struct Listener {
     wire: Box<dyn Wire>,
     logs: Vec<TokenLog>,
     deadline: Instant,
+    /// When to wait no longer; set once, not for every token.
+    until: Pin<Box<Sleep>>,
     begun: bool,
     /// The header that says what was kept, once it is known.
     cache: Option<HeaderValue>,
@@ -498,13 +505,11 @@ impl Listener {
     /// Waits for the next updates; `None` where the answer goes on.
     async fn next(&mut self, frames: &mut Vec<Frame>) -> Option<End> {
         let mut updates = Vec::new();
-        // A running answer is ended by the worker; the time beyond is for one long step.
-        let until = self.deadline + if self.begun { Duration::from_secs(60) } else { Duration::ZERO };
-        let received = tokio::time::timeout_at(until.into(), self.updates.recv_many(&mut updates, 64)).await;
-        let gone = match received {
-            Ok(0) => Some("the engine is gone; the answer was ended"),
-            Ok(_) => None,
-            Err(_) => Some("the request's time is over before an answer; try again later"),
+        let gone = tokio::select! {
+            biased;
+            count = self.updates.recv_many(&mut updates, 64) =>
+                (count == 0).then_some("the engine is gone; the answer was ended"),
+            () = &mut self.until => Some("the request's time is over before an answer; try again later"),
         };
         if let Some(message) = gone {
             return Some(self.fail(Failure { status: 503, message: message.into() }, frames));
@@ -513,6 +518,8 @@ impl Listener {
             match update {
                 Update::Begin(reuse) => {
                     self.begun = true;
+                    // A running answer is ended by the worker; the time beyond is for one long step.
+                    self.until.as_mut().reset((self.deadline + Duration::from_secs(60)).into());
                     self.wire.begin(&reuse, frames);
                     self.cache = cache_header(&reuse, &self.parts);
                 }
@@ -558,9 +565,59 @@ fn with_cache(mut response: Response, cache: Option<HeaderValue>) -> Response {
     response
 }
 
-fn streamed(content_type: &'static str, receiver: tokio::sync::mpsc::Receiver<Bytes>) -> Response {
-    let body = Body::from_stream(ReceiverStream::new(receiver).map(Ok::<_, Infallible>));
+fn streamed(content_type: &'static str, pieces: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let body = Body::from_stream(pieces.map(Ok::<_, Infallible>));
     ([(header::CONTENT_TYPE, content_type), (header::CACHE_CONTROL, "no-cache")], body).into_response()
+}
+
+/// An answer on its way to its client. The connection asks for the pieces; where it is gone, dropping this cancels the request.
+struct Flow {
+    listener: Listener,
+    frames: Vec<Frame>,
+    end: Option<End>,
+    finished: bool,
+    /// Twice in the time after which a silent stream says that it lives: a timer for every token would cost more.
+    ticks: Interval,
+    silent: bool,
+    /// When the next piece may be written.
+    next: Instant,
+}
+
+/// Events that come closer together than this are written as one piece: a model that gives a thousand tokens a second would
+/// spend more on waking the connection than on all else here, and nobody sees the difference.
+const GATHER: Duration = Duration::from_millis(4);
+
+impl Flow {
+    async fn piece(mut self) -> Option<(Bytes, Self)> {
+        loop {
+            let mut bytes = Vec::new();
+            self.frames.drain(..).for_each(|frame| frame.write(&mut bytes));
+            if self.end.is_some() && !self.finished {
+                self.finished = true;
+                if self.end == Some(Ok(())) && self.listener.wire.marks_end() {
+                    bytes.extend_from_slice(b"data: [DONE]\n\n");
+                }
+            }
+            if !bytes.is_empty() {
+                (self.silent, self.next) = (false, Instant::now() + GATHER);
+                return Some((bytes.into(), self));
+            }
+            if self.finished {
+                return None;
+            }
+            tokio::time::sleep_until(self.next.into()).await;
+            tokio::select! {
+                biased;
+                end = self.listener.next(&mut self.frames) => self.end = end,
+                _ = self.ticks.tick() => {
+                    self.silent = !self.silent;
+                    if !self.silent {
+                        return Some((Bytes::from_static(b": keep-alive\n\n"), self));
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// An answer as a stream of events. What the first update says becomes status and headers if it comes soon.
@@ -571,56 +628,12 @@ async fn stream(mut listener: Listener, keep_alive: Duration, anthropic: bool) -
         return refuse(failure.status, &failure.message, anthropic);
     }
     let cache = listener.cache.clone();
-    let (sender, receiver) = channel(16);
-    tokio::spawn(async move {
-        let mut end = match first {
-            Ok(end) => {
-                if !send(&mut frames, &sender).await {
-                    return;
-                }
-                end
-            }
-            Err(_) => {
-                if sender.send(Bytes::from_static(b": keep-alive\n\n")).await.is_err() {
-                    return;
-                }
-                None
-            }
-        };
-        while end.is_none() {
-            tokio::select! {
-                // The client is gone: dropping the listener cancels the request.
-                () = sender.closed() => return,
-                next = tokio::time::timeout(keep_alive, listener.next(&mut frames)) => match next {
-                    Ok(next) => {
-                        end = next;
-                        if !send(&mut frames, &sender).await {
-                            return;
-                        }
-                    }
-                    Err(_) => {
-                        if sender.send(Bytes::from_static(b": keep-alive\n\n")).await.is_err() {
-                            return;
-                        }
-                    }
-                },
-            }
-        }
-        if end == Some(Ok(())) && listener.wire.marks_end() {
-            let _ = sender.send(Bytes::from_static(b"data: [DONE]\n\n")).await;
-        }
-    });
-    with_cache(streamed("text/event-stream", receiver), cache)
-}
-
-/// Sends the frames as one piece; `false` when the client is gone.
-async fn send(frames: &mut Vec<Frame>, sender: &Sender<Bytes>) -> bool {
-    if frames.is_empty() {
-        return true;
-    }
-    let mut bytes = Vec::new();
-    frames.drain(..).for_each(|frame| frame.write(&mut bytes));
-    sender.send(bytes.into()).await.is_ok()
+    // A client that has heard nothing so far hears at once.
+    let (silent, end) = (first.is_err(), first.unwrap_or_default());
+    let mut ticks = tokio::time::interval(keep_alive.max(Duration::from_millis(2)) / 2);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let flow = Flow { listener, frames, end, finished: false, ticks, silent, next: Instant::now() };
+    with_cache(streamed("text/event-stream", unfold(flow, Flow::piece)), cache)
 }
 
 type Outcome = (Result<Value, Failure>, Option<HeaderValue>);
@@ -665,5 +678,5 @@ async fn whole(mut listener: Listener, keep_alive: Duration, anthropic: bool) ->
             }
         }
     });
-    streamed("application/json", receiver)
+    streamed("application/json", ReceiverStream::new(receiver))
 }

@@ -48,7 +48,8 @@ pub fn run(args: &Serve) -> Result<(), Failure> {
         ..Settings::new(args.served_name.clone(), context)
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        // Requests are read on threads of their own; one that writes what the engine says wakes no other.
+        .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|e| Failure::Io(format!("starting the server: {e}")))?;

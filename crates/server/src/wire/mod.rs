@@ -34,7 +34,8 @@ impl Frame {
             out.push(b'\n');
         }
         out.extend_from_slice(b"data: ");
-        out.extend_from_slice(self.data.to_string().as_bytes());
+        // A document of strings, numbers and lists is always written.
+        let _ = serde_json::to_writer(&mut *out, &self.data);
         out.extend_from_slice(b"\n\n");
     }
 }
