@@ -275,48 +275,43 @@ pub fn start(
     std::thread::Builder::new().name("engine".into()).spawn(move || {
         while let Some(job) = queue.next() {
             metrics.queue_wait.observe(job.came.elapsed().as_secs_f64());
-            if !compute(&mut engine, &job, &queue, &metrics) {
+            let last = compute(&mut engine, &job, &queue, &metrics);
+            if last.is_none() {
                 queue.broken.store(true, Ordering::SeqCst);
                 queue.end();
             }
             metrics.request.observe(job.came.elapsed().as_secs_f64());
+            // Before the client hears of the end: what it asks next must not meet its own request.
             queue.running.store(0, Ordering::SeqCst);
+            let message = "the engine failed for good; start the server again";
+            let broken = || Update::Failed(Failure { status: 500, message: message.into() });
+            let _ = job.sender.send(last.unwrap_or_else(broken));
         }
     })
 }
 
-/// Answers one request; `false` when the engine is of no use any more.
-fn compute(engine: &mut impl Engine, job: &Job, queue: &Queue, metrics: &Metrics) -> bool {
-    if job.sender.is_closed() {
-        return true;
-    }
+/// Answers one request; gives what its client hears last, `None` when the engine is of no use any more.
+fn compute(engine: &mut impl Engine, job: &Job, queue: &Queue, metrics: &Metrics) -> Option<Update> {
     let mut follow = Follow { job, queue, metrics, last: None };
-    if let Some(failure) = follow.failure() {
-        let _ = job.sender.send(Update::Failed(failure));
-        return true;
+    if job.sender.is_closed() {
+        return Some(Update::Failed(Failure::unavailable("the client is gone")));
     }
-    let result = catch_unwind(AssertUnwindSafe(|| engine.answer(&job.prompt, &mut follow)));
-    let update = match result {
-        Ok(Ok(answer)) => match follow.failure() {
-            Some(failure) => Update::Failed(failure),
-            None => {
-                metrics.count(&answer);
-                Update::Done(Box::new(answer))
-            }
-        },
-        Ok(Err(e)) => {
+    if let Some(failure) = follow.failure() {
+        return Some(Update::Failed(failure));
+    }
+    let result = catch_unwind(AssertUnwindSafe(|| engine.answer(&job.prompt, &mut follow))).ok()?;
+    Some(match (result, follow.failure()) {
+        (Ok(_), Some(failure)) => Update::Failed(failure),
+        (Ok(answer), None) => {
+            metrics.count(&answer);
+            Update::Done(Box::new(answer))
+        }
+        (Err(e), _) => {
             // A grammar that turns out too complex is the request's.
             let status = if matches!(e, engine::Error::Guide(_)) { 400 } else { 500 };
             Update::Failed(Failure { status, message: e.to_string() })
         }
-        Err(_) => {
-            let message = "the engine failed for good; start the server again".to_owned();
-            let _ = job.sender.send(Update::Failed(Failure { status: 500, message }));
-            return false;
-        }
-    };
-    let _ = job.sender.send(update);
-    true
+    })
 }
 
 /// Passes an answer on to its client.
@@ -409,6 +404,28 @@ mod tests {
         let (third, _client) = job(3, 3);
         assert_eq!(queue.push(third), Ok(0));
         assert_eq!(queue.next().map(|job| job.key), Some(3));
+    }
+
+    struct Failing;
+
+    impl Engine for Failing {
+        fn answer(&mut self, _: &Prompt, _: &mut dyn Watch) -> engine::Result<Answer> {
+            Err(engine::Error::EmptyPrompt)
+        }
+    }
+
+    #[test]
+    fn nothing_computes_once_the_client_has_heard_the_end() {
+        let (queue, metrics) = (Arc::new(Queue::new(1)), Arc::new(Metrics::new().unwrap()));
+        let worker = start(Failing, queue.clone(), metrics).unwrap();
+        for id in 0..2000 {
+            let (job, mut client) = job(1, id);
+            assert_eq!(queue.push(job), Ok(0));
+            assert!(matches!(client.blocking_recv(), Some(Update::Failed(_))));
+            assert_eq!(queue.running(), 0);
+        }
+        queue.end();
+        worker.join().unwrap();
     }
 
     #[test]
