@@ -30,6 +30,12 @@ pub struct Item<'a> {
 /// Writes `items` in their order as one safetensors file, through a temporary file beside it. Panics where an item's
 /// data does not fill its shape.
 pub fn write_shard(path: &Path, items: &[Item]) -> Result<()> {
+    // As kernels want the data.
+    write_aligned(path, items, 16)
+}
+
+/// As [`write_shard`], with the data's start on a multiple of `alignment` bytes.
+pub(crate) fn write_aligned(path: &Path, items: &[Item], alignment: usize) -> Result<()> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut offset = 0;
@@ -42,8 +48,7 @@ pub fn write_shard(path: &Path, items: &[Item]) -> Result<()> {
         offset = end;
     }
     let mut header = Value::from(header).to_string().into_bytes();
-    // The data begins on a multiple of 16 bytes, as kernels want it.
-    header.resize((8 + header.len()).next_multiple_of(16) - 8, b' ');
+    header.resize((8 + header.len()).next_multiple_of(alignment) - 8, b' ');
     replace(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
