@@ -4,6 +4,7 @@
 using namespace metal;
 #include "numerics.h"
 #include "norm.h"
+#include "turned.h"
 
 // Values are rounded as the released reference rounds.
 constant bool SOURCE [[function_constant(0)]];
@@ -46,16 +47,7 @@ kernel void attention_rows(device const float* raw [[buffer(0)]],
         values[i] = SOURCE ? round_bf16(v) : v;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint i = tid; i < p.turned; i += 256) {
-        device const float* turn = turns + (ulong(group.y) * p.turned + i) * 2;
-        threadgroup float* pair = values + p.width - 2 * p.turned + 2 * i;
-        float a = pair[0];
-        float b = pair[1];
-        float u = a * turn[0] - b * turn[1];
-        float v = a * turn[1] + b * turn[0];
-        pair[0] = SOURCE ? round_bf16(u) : u;
-        pair[1] = SOURCE ? round_bf16(v) : v;
-    }
+    turn_row(values, p.width, p.turned, turns + ulong(group.y) * p.turned * 2, SOURCE, tid, 256);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     uint blocks = (p.width + 31) / 32;
     uint lane = tid % 32;

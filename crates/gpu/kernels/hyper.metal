@@ -2,14 +2,13 @@
 #include <metal_stdlib>
 using namespace metal;
 #include "numerics.h"
-#include "norm.h"
+#include "sublayer.h"
 
 // Values are rounded as the released reference rounds.
 constant bool SOURCE [[function_constant(0)]];
 
-// Dimensions of a threadgroup, two a lane, and sums that it leaves: 24 projections, the sum of squares, unused ones.
+// Dimensions of a threadgroup, two a lane.
 #define SLICE 64
-#define SUMS 32
 
 struct StreamsParams {
     uint width;
@@ -19,7 +18,7 @@ struct StreamsParams {
 };
 
 // A sublayer's way in: the streams after the last sublayer (`next`, if its result `y` comes in here), the collapsed input x, and
-// sums [T, slices, 32] of f.fn_k and f.f over a slice of the dimensions. A threadgroup of 128 takes a slice of a row, a simdgroup
+// sums [T, slices, 32] over a slice of the dimensions: f.fn_k, f.f and x.x. A threadgroup of 128 takes a slice of a row, a simdgroup
 // one of the four streams.
 kernel void sublayer_streams(device const float* streams [[buffer(0)]],
                              device const float* y [[buffer(1)]],
@@ -87,63 +86,27 @@ kernel void sublayer_streams(device const float* streams [[buffer(0)]],
     }
     parts[j * SUMS + lane] = v[0];
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    device float* to = sums + (row * p.slices + group.x) * SUMS;
     if (j == 0) {
         float s = parts[lane];
         for (uint i = 1; i < 4; i++) s = s + parts[i * SUMS + lane];
-        sums[(row * p.slices + group.x) * SUMS + lane] = s;
+        if (lane < SQUARES) to[lane] = s;
     } else if (p.collapse != 0 && j < 3) {
         // Two of the simdgroups collapse, a dimension a lane.
         uint at = (j - 1) * 32 + lane;
         uint c = group.x * SLICE + at;
         float sum = 0.0f;
         for (uint i = 0; i < 4; i++) sum = sum + pre[row * 4 + i] * fresh[i * SLICE + at];
-        if (c < p.width) x[row * p.width + c] = SOURCE ? round_bf16(sum) : sum;
+        if (SOURCE) sum = round_bf16(sum);
+        if (c < p.width) x[row * p.width + c] = sum;
+        float2 square = pair_multiply_add(float2(0.0f, 0.0f), sum, c < p.width ? sum : 0.0f);
+        for (uint m = 16; m > 0; m /= 2) {
+            float v0 = simd_shuffle_xor(square.x, ushort(m));
+            float v1 = simd_shuffle_xor(square.y, ushort(m));
+            square = pair_add(square, float2(v0, v1));
+        }
+        if (lane < 2) to[SQUARES + 2 * (j - 1) + lane] = lane == 0 ? square.x : square.y;
     }
-}
-
-// Sum over four lanes a distance apart, as the reference adds: (0 + 2) + (1 + 3).
-inline float sum4(float v, uint step) {
-    v = v + simd_shuffle_xor(v, ushort(2 * step));
-    return v + simd_shuffle_xor(v, ushort(step));
-}
-
-struct SublayerParams {
-    uint width;
-    uint slices;
-    uint first; // 1 where there is no row to norm
-    float mix_part; // 1/(4 width)
-    float norm_part; // 1/width
-    float eps;
-    float norm_eps;
-    uint iterations;
-};
-
-// Coefficient `lane` of a mix (pre, post, comb) from its projection or the sum of squares, by one simdgroup; lanes from 25 on are
-// unused.
-inline float mix_coefficient(float total,
-                             device const float* scale,
-                             device const float* base,
-                             constant SublayerParams& p,
-                             uint lane) {
-    float squares = simd_shuffle(total, ushort(24));
-    float r = rsqrt_precise(squares * p.mix_part + p.norm_eps);
-    float m = 0.0f;
-    if (lane < 24) m = fma(total * r, scale[lane < 4 ? 0 : (lane < 8 ? 1 : 2)], base[lane]);
-    float gate = sigmoid(m);
-    float side = lane < 4 ? gate + p.eps : 2.0f * gate;
-    // The matrix in lanes 0 to 15, four a row; the lanes above repeat it.
-    float c = simd_shuffle(m, ushort(8 + lane % 16));
-    float largest = max(c, simd_shuffle_xor(c, ushort(1)));
-    largest = max(largest, simd_shuffle_xor(largest, ushort(2)));
-    float e = exp_precise(c - largest);
-    c = precise::divide(e, sum4(e, 1)) + p.eps;
-    c = precise::divide(c, sum4(c, 4) + p.eps);
-    for (uint i = 1; i < p.iterations; i++) {
-        c = precise::divide(c, sum4(c, 1) + p.eps);
-        c = precise::divide(c, sum4(c, 4) + p.eps);
-    }
-    float comb = simd_shuffle(c, ushort((lane + 24) % 32 % 16));
-    return lane < 8 ? side : comb;
 }
 
 // y [T, width]: the norm of x, and beside it pre [T, 4], post [T, 4], comb [T, 4, 4] from the sums of sublayer_streams: a
@@ -161,26 +124,19 @@ kernel void sublayer_finish(device const float* x [[buffer(0)]],
                             uint2 group [[threadgroup_position_in_grid]],
                             uint tid [[thread_index_in_threadgroup]],
                             uint3 size [[threads_per_threadgroup]]) {
-    threadgroup float scratch[16 * SUMS];
+    threadgroup float scratch[MIXERS];
     ulong row = group.y;
+    device const float* from = sums + row * p.slices * SUMS;
     if (group.x + p.first == 0) {
         ulong at = row * p.width;
-        norm_row(x + at, weight, y + at, p.width, p.norm_part, p.norm_eps, SOURCE, scratch, tid, size.x);
+        float r = input_factor(from, p, tid % 32);
+        for (uint i = tid; i < p.width; i += size.x) {
+            float v = weight[i] * (x[at + i] * r);
+            y[at + i] = SOURCE ? round_bf16(v) : v;
+        }
         return;
     }
-    uint lane = tid % 32;
-    uint simdgroups = size.x / 32;
-    float part = 0.0f;
-    for (uint s = tid / 32; s < p.slices; s += simdgroups) part = part + sums[(row * p.slices + s) * SUMS + lane];
-    scratch[tid] = part;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (tid >= 32) return;
-    float total = scratch[lane];
-    for (uint s = 1; s < simdgroups; s++) total = total + scratch[s * SUMS + lane];
-    float v = mix_coefficient(total, scale, base, p, lane);
-    if (lane < 4) pre[row * 4 + lane] = v;
-    else if (lane < 8) post[row * 4 + lane - 4] = v;
-    else if (lane < 24) comb[row * 16 + lane - 8] = v;
+    mix_coefficients(from, scale, base, pre + row * 4, post + row * 4, comb + row * 16, p, scratch, tid);
 }
 
 struct StreamParams {

@@ -2,7 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 #include "numerics.h"
-#include "math.h"
+#include "pooled.h"
 #include "select.h"
 
 // Values are rounded as the released reference rounds.
@@ -20,13 +20,7 @@ kernel void pool_pairs(device const float* kv [[buffer(0)]],
                        uint2 at [[thread_position_in_grid]]) {
     if (at.x >= p.width) return;
     ulong i = ulong(at.y) * 2 * p.width + at.x;
-    float s0 = score[i];
-    float s1 = score[i + p.width];
-    float m = max(s0, s1);
-    float e0 = exp_precise(s0 - m);
-    float e1 = exp_precise(s1 - m);
-    float sum = e0 + e1;
-    float v = precise::divide(e0, sum) * kv[i] + precise::divide(e1, sum) * kv[i + p.width];
+    float v = pooled(score[i], score[i + p.width], kv[i], kv[i + p.width]);
     latent[ulong(at.y) * p.width + at.x] = SOURCE ? round_bf16(v) : v;
 }
 
@@ -41,6 +35,7 @@ struct ScoreParams {
     uint n;
     uint stride; // bytes of a key
     float factor;
+    uint raw; // queries come before their quantiser
 };
 
 // score [T, n]; minus infinity from visible[t] on. A threadgroup of 256 takes 64 keys of a row, four lanes a key, 32 values a
@@ -58,7 +53,12 @@ kernel void index_scores(device const float* q [[buffer(0)]],
     threadgroup float weights[HEADS];
     threadgroup float* into = (threadgroup float*)query;
     uint width = p.heads * p.dim;
-    for (uint i = tid; i < width; i += 256) into[i / 32 * 36 + i % 32] = q[ulong(group.y) * width + i];
+    for (uint i = tid; i < width; i += 256) {
+        float v = q[ulong(group.y) * width + i];
+        // A simdgroup has a run.
+        if (p.raw != 0) v = fp4_round(v, fp4_exponent(simd_max(block_largest(0.0f, v))));
+        into[i / 32 * 36 + i % 32] = v;
+    }
     for (uint i = tid; i < p.heads; i += 256) {
         float v = w[ulong(group.y) * p.heads + i];
         weights[i] = SOURCE ? round_bf16(round_bf16(v) * p.factor) : v * p.factor;
@@ -106,6 +106,15 @@ struct BlockParams {
     uint blocks;
 };
 
+// The highest score of a block of a row, plus infinity for the newest of `seen` entries.
+inline float best_of(device const float* scores, uint at, uint block, uint n, uint seen) {
+    float v = as_type<float>(0xff800000u);
+    uint last = min((at + 1) * block, n);
+    for (uint j = at * block; j < last; j++) v = max(v, scores[j]);
+    if (seen > 0 && (seen - 1) / block == at) v = as_type<float>(0x7f800000u);
+    return seen == 0 ? as_type<float>(0xff800000u) : v;
+}
+
 // best [T, blocks]: the highest score of every block, plus infinity for the newest of visible[t] entries.
 kernel void block_best(device const float* scores [[buffer(0)]],
                        device const uint* visible [[buffer(1)]],
@@ -113,12 +122,7 @@ kernel void block_best(device const float* scores [[buffer(0)]],
                        constant BlockParams& p [[buffer(3)]],
                        uint2 at [[thread_position_in_grid]]) {
     if (at.x >= p.blocks) return;
-    uint seen = visible[at.y];
-    float v = as_type<float>(0xff800000u);
-    uint last = min((at.x + 1) * p.block, p.n);
-    for (uint j = at.x * p.block; j < last; j++) v = max(v, scores[ulong(at.y) * p.n + j]);
-    if (seen > 0 && (seen - 1) / p.block == at.x) v = as_type<float>(0x7f800000u);
-    best[ulong(at.y) * p.blocks + at.x] = seen == 0 ? as_type<float>(0xff800000u) : v;
+    best[ulong(at.y) * p.blocks + at.x] = best_of(scores + ulong(at.y) * p.n, at.x, p.block, p.n, visible[at.y]);
 }
 
 // The same scores with minus infinity outside kept blocks.
@@ -147,16 +151,7 @@ kernel void select_mask(device const float* values [[buffer(0)]],
                         uint threads [[threads_per_threadgroup]]) {
     threadgroup atomic_uint bins[256];
     threadgroup uint shared[2 * SELECTORS + 2];
-    device const float* from = values + ulong(row) * p.n;
-    Selection s = select_highest(from, p.n, p.k, p.each, bins, shared, tid, threads);
-    uint equal = s.equal;
-    uint last = min((tid + 1) * p.each, p.n);
-    for (uint i = tid * p.each; i < last; i++) {
-        uint key = order_key(from[i]);
-        bool chosen = key > s.threshold || (key == s.threshold && equal < s.ties);
-        equal += key == s.threshold ? 1 : 0;
-        mask[ulong(row) * p.n + i] = chosen ? 1 : 0;
-    }
+    write_mask(values + ulong(row) * p.n, p.n, p.k, p.each, mask + ulong(row) * p.n, bins, shared, tid, threads);
 }
 
 // index [T, k]: the places of the k highest values, ascending, then -1. A threadgroup takes a row.
@@ -168,21 +163,50 @@ kernel void select_places(device const float* values [[buffer(0)]],
                           uint threads [[threads_per_threadgroup]]) {
     threadgroup atomic_uint bins[256];
     threadgroup uint shared[2 * SELECTORS + 2];
-    device const float* from = values + ulong(row) * p.n;
-    device int* to = index + ulong(row) * p.k;
-    Selection s = select_highest(from, p.n, p.k, p.each, bins, shared, tid, threads);
-    uint equal = s.equal;
-    uint at = s.above + min(equal, s.ties);
-    uint last = min((tid + 1) * p.each, p.n);
-    for (uint i = tid * p.each; i < last; i++) {
-        uint key = order_key(from[i]);
-        bool chosen = key > s.threshold || (key == s.threshold && equal < s.ties);
-        equal += key == s.threshold ? 1 : 0;
-        if (chosen) {
-            to[at] = int(i);
-            at++;
-        }
+    write_places(values + ulong(row) * p.n, p.n, p.k, p.each, index + ulong(row) * p.k, bins, shared, tid, threads);
+}
+
+struct ChooseParams {
+    uint n;
+    uint k;
+    uint each; // values of a thread
+    uint block;
+    uint blocks;
+    uint keep; // blocks that are kept, or 0
+    uint each_block; // blocks of a thread
+    uint masked;
+};
+
+// index [T, k] as select_places makes it of scores [T, n], and beside it, where blocks are kept, mask [T, blocks] as block_best and
+// select_mask do. `masked`: of scores in kept blocks alone, by way of kept [T, n]. A threadgroup takes either of a row.
+kernel void choose_entries(device const float* scores [[buffer(0)]],
+                           device const uint* visible [[buffer(1)]],
+                           device uchar* mask [[buffer(2)]],
+                           device float* best [[buffer(3)]],
+                           device float* kept [[buffer(4)]],
+                           device int* index [[buffer(5)]],
+                           constant ChooseParams& p [[buffer(6)]],
+                           uint2 group [[threadgroup_position_in_grid]],
+                           uint tid [[thread_index_in_threadgroup]],
+                           uint3 size [[threads_per_threadgroup]]) {
+    threadgroup atomic_uint bins[256];
+    threadgroup uint shared[2 * SELECTORS + 2];
+    device const float* from = scores + ulong(group.y) * p.n;
+    device uchar* row_mask = mask + ulong(group.y) * p.blocks;
+    if (group.x == 1) {
+        device float* to = best + ulong(group.y) * p.blocks;
+        for (uint b = tid; b < p.blocks; b += size.x) to[b] = best_of(from, b, p.block, p.n, visible[group.y]);
+        threadgroup_barrier(mem_flags::mem_device);
+        write_mask(to, p.blocks, p.keep, p.each_block, row_mask, bins, shared, tid, size.x);
+        return;
     }
-    uint total = shared[2 * SELECTORS] + min(shared[2 * SELECTORS + 1], s.ties);
-    for (uint i = total + tid; i < p.k; i += threads) to[i] = -1;
+    if (p.masked != 0) {
+        device float* to = kept + ulong(group.y) * p.n;
+        for (uint i = tid; i < p.n; i += size.x) {
+            to[i] = row_mask[i / p.block] == 1 ? from[i] : as_type<float>(0xff800000u);
+        }
+        threadgroup_barrier(mem_flags::mem_device);
+        from = to;
+    }
+    write_places(from, p.n, p.k, p.each, index + ulong(group.y) * p.k, bins, shared, tid, size.x);
 }

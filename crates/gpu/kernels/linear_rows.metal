@@ -63,55 +63,6 @@ kernel void linear_rows(device const float* x [[buffer(0)]],
     if (lane < n && o < p.outs && r < p.rows) y[(ulong(r) * p.groups + group.z) * p.outs + o] = v;
 }
 
-struct PairParams {
-    uint rows;
-    uint cols;
-    uint outs;   // of the first matrix
-    uint outs_b; // of the second
-    uint scale_shift;
-    uint slices;
-    uint slices_b;
-    uint blocks; // threadgroups of the first matrix
-    uint round;
-};
-
-// Two matrices of one form on the same rows: y [rows, outs] and y_b [rows, outs_b], each as linear_rows makes it.
-kernel void linear_pair(device const float* x [[buffer(0)]],
-                        device const uchar* data [[buffer(1)]],
-                        device const uchar* scale [[buffer(2)]],
-                        device float* y [[buffer(3)]],
-                        device const uchar* data_b [[buffer(4)]],
-                        device const uchar* scale_b [[buffer(5)]],
-                        device float* y_b [[buffer(6)]],
-                        constant PairParams& p [[buffer(7)]],
-                        uint3 group [[threadgroup_position_in_grid]],
-                        uint lane [[thread_index_in_simdgroup]],
-                        uint simd [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float sums[256];
-    bool second = group.x >= p.blocks;
-    uint block = second ? group.x - p.blocks : group.x;
-    uint slices = second ? p.slices_b : p.slices;
-    uint outs = second ? p.outs_b : p.outs;
-    uint slice = simd % slices;
-    uint o0 = (block * (8 / slices) + simd / slices) * OUTS;
-    uint r0 = group.y * ROWS;
-    ulong rows[8];
-    for (uint r = 0; r < ROWS; r++) rows[r] = ulong(min(r0 + r, p.rows - 1)) * p.cols;
-    Outputs w = take_rows(FORM, second ? data_b : data, second ? scale_b : scale, p.cols, p.scale_shift, o0, outs);
-    sums[simd * 32 + lane] = product_slice(FORM, w, x, rows, p.cols, slice, slices, lane);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    uint n = OUTS * ROWS;
-    uint index = fold_index(n, lane);
-    uint o = o0 + index / ROWS;
-    uint r = r0 + index % ROWS;
-    if (slice == 0 && lane < n && o < outs && r < p.rows) {
-        float v = 0.0f;
-        for (uint s = 0; s < slices; s++) v = v + sums[(simd + s) * 32 + lane];
-        device float* to = second ? y_b : y;
-        to[ulong(r) * outs + o] = p.round != 0 ? round_bf16(v) : v;
-    }
-}
-
 // y [slots, parts, outs] for the experts of class `klass`. Gate and up take row slot / top of x, down row slot.
 kernel void experts_rows(device const float* x [[buffer(0)]],
                          device const uchar* slab [[buffer(1)]],

@@ -2,12 +2,16 @@
 // between. The sums are those of linear_rows.metal.
 #include <metal_stdlib>
 using namespace metal;
+#include "numerics.h"
+#include "sublayer.h"
 #include "product_slices.h"
 #include "gated.h"
 #include "router.h"
 
 // Form of the shared expert; FORM is that of the router's matrix.
 constant uint SHARED [[function_constant(3)]];
+// The row comes before the norm of a sublayer's input.
+constant bool ENTER [[function_constant(4)]];
 
 struct GateParams {
     uint rows;
@@ -20,9 +24,11 @@ struct GateParams {
     uint gate_shift;
     uint shared_shift;
     float limit;
+    SublayerParams enter;
 };
 
-// logits [rows, experts] and h [rows, outs]. A threadgroup of 256 takes either; of h a simdgroup makes two values.
+// logits [rows, experts] and h [rows, outs]. A threadgroup of 256 takes either; of h a simdgroup makes two values. ENTER: as in
+// linear_pair.metal.
 kernel void gate_and_shared(device const float* x [[buffer(0)]],
                             device const uchar* gate [[buffer(1)]],
                             device const uchar* gate_scale [[buffer(2)]],
@@ -32,13 +38,28 @@ kernel void gate_and_shared(device const float* x [[buffer(0)]],
                             device const uchar* w3 [[buffer(6)]],
                             device const uchar* w3_scale [[buffer(7)]],
                             device float* h [[buffer(8)]],
-                            constant GateParams& p [[buffer(9)]],
+                            device const float* norm [[buffer(9)]],
+                            device float* normed [[buffer(10)]],
+                            device const float* entered [[buffer(11)]],
+                            device const float* mix_scale [[buffer(12)]],
+                            device const float* mix_base [[buffer(13)]],
+                            device float* pre [[buffer(14)]],
+                            device float* post [[buffer(15)]],
+                            device float* comb [[buffer(16)]],
+                            constant GateParams& p [[buffer(17)]],
                             uint3 group [[threadgroup_position_in_grid]],
                             uint lane [[thread_index_in_simdgroup]],
                             uint simd [[simdgroup_index_in_threadgroup]]) {
     threadgroup float sums[256];
-    bool shared = group.x >= p.blocks;
-    uint block = shared ? group.x - p.blocks : group.x;
+    uint block = group.x;
+    Norm own = norm_of(norm, 1.0f);
+    if (ENTER) {
+        if (entering(block, x, norm, normed, entered, mix_scale, mix_base, pre, post, comb, p.enter, sums, simd * 32 + lane)) return;
+        own = norm_of(norm, input_factor(entered, p.enter, lane));
+        block -= 2;
+    }
+    bool shared = block >= p.blocks;
+    if (shared) block -= p.blocks;
     uint slices = shared ? p.slices : p.gate_slices;
     uint slice = simd % slices;
     uint o0 = (block * (8 / slices) + simd / slices) * (shared ? 2 : OUTS);
@@ -52,10 +73,10 @@ kernel void gate_and_shared(device const float* x [[buffer(0)]],
             take_row(w, i, SHARED, w1, w1_scale, p.cols, p.shared_shift, row);
             take_row(w, i + 2, SHARED, w3, w3_scale, p.cols, p.shared_shift, row);
         }
-        sum = product_slice(SHARED, w, x, rows, p.cols, slice, slices, lane);
+        sum = normed_slice(SHARED, w, x, own, ENTER, rows, p.cols, slice, slices, lane);
     } else {
         w = take_rows(FORM, gate, gate_scale, p.cols, p.gate_shift, o0, p.experts);
-        sum = product_slice(FORM, w, x, rows, p.cols, slice, slices, lane);
+        sum = normed_slice(FORM, w, x, own, ENTER, rows, p.cols, slice, slices, lane);
     }
     sums[simd * 32 + lane] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -30,16 +30,31 @@ inline uint fold_index(uint n, uint lane) {
     return index;
 }
 
-// Sums of the outputs for rows at `rows[r]` of `x`, over the columns of one of `slices` slices: lane l has the sum of output
+// A norm that activations go through on their way in: its weight, and the factor of the row.
+struct Norm {
+    device const float* weight;
+    float factor;
+};
+
+inline Norm norm_of(device const float* weight, float factor) {
+    Norm norm;
+    norm.weight = weight;
+    norm.factor = factor;
+    return norm;
+}
+
+// Sums of the outputs for rows at `rows[r]` of `x`, through `norm` if it is `normed`, over the columns of one of `slices` slices: lane l has the sum of output
 // `fold_index / ROWS` and row `fold_index % ROWS`. A lane adds its eight columns of a step, then the steps.
-inline float product_slice(uint form,
-                           Outputs w,
-                           device const float* x,
-                           thread const ulong* rows,
-                           uint cols,
-                           uint slice,
-                           uint slices,
-                           uint lane) {
+inline float normed_slice(uint form,
+                          Outputs w,
+                          device const float* x,
+                          Norm norm,
+                          bool normed,
+                          thread const ulong* rows,
+                          uint cols,
+                          uint slice,
+                          uint slices,
+                          uint lane) {
     float acc[OUTS * 8];
     for (uint i = 0; i < OUTS * ROWS; i++) acc[i] = 0.0f;
     uint nan[OUTS];
@@ -63,6 +78,11 @@ inline float product_slice(uint form,
         for (uint r = 0; r < ROWS; r++) {
             float a[8];
             load8(x + rows[r], c, cols, a);
+            if (normed) {
+                float by[8];
+                load8(norm.weight, c, cols, by);
+                for (uint i = 0; i < 8; i++) a[i] = by[i] * (a[i] * norm.factor);
+            }
             float sum[OUTS];
             for (uint o = 0; o < OUTS; o++) sum[o] = 0.0f;
             for (uint i = 0; i < 8; i++) {
@@ -78,4 +98,16 @@ inline float product_slice(uint form,
         for (uint i = 0; i < OUTS * ROWS; i++) acc[i] = with_nan(acc[i], nan[i / ROWS]);
     }
     return fold(acc, OUTS * ROWS, lane);
+}
+
+// The same of rows without a norm.
+inline float product_slice(uint form,
+                           Outputs w,
+                           device const float* x,
+                           thread const ulong* rows,
+                           uint cols,
+                           uint slice,
+                           uint slices,
+                           uint lane) {
+    return normed_slice(form, w, x, norm_of(x, 1.0f), false, rows, cols, slice, slices, lane);
 }

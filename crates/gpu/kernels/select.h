@@ -88,3 +88,51 @@ inline Selection select_highest(device const float* values,
     s.equal = shared[SELECTORS + tid];
     return s;
 }
+
+// mask [n]: 1 for the k highest values.
+inline void write_mask(device const float* values,
+                       uint n,
+                       uint k,
+                       uint each,
+                       device uchar* mask,
+                       threadgroup atomic_uint* bins,
+                       threadgroup uint* shared,
+                       uint tid,
+                       uint threads) {
+    Selection s = select_highest(values, n, k, each, bins, shared, tid, threads);
+    uint equal = s.equal;
+    uint last = min((tid + 1) * each, n);
+    for (uint i = tid * each; i < last; i++) {
+        uint key = order_key(values[i]);
+        bool chosen = key > s.threshold || (key == s.threshold && equal < s.ties);
+        equal += key == s.threshold ? 1 : 0;
+        mask[i] = chosen ? 1 : 0;
+    }
+}
+
+// to [k]: the places of the k highest values, ascending, then -1.
+inline void write_places(device const float* values,
+                         uint n,
+                         uint k,
+                         uint each,
+                         device int* to,
+                         threadgroup atomic_uint* bins,
+                         threadgroup uint* shared,
+                         uint tid,
+                         uint threads) {
+    Selection s = select_highest(values, n, k, each, bins, shared, tid, threads);
+    uint equal = s.equal;
+    uint at = s.above + min(equal, s.ties);
+    uint last = min((tid + 1) * each, n);
+    for (uint i = tid * each; i < last; i++) {
+        uint key = order_key(values[i]);
+        bool chosen = key > s.threshold || (key == s.threshold && equal < s.ties);
+        equal += key == s.threshold ? 1 : 0;
+        if (chosen) {
+            to[at] = int(i);
+            at++;
+        }
+    }
+    uint total = shared[2 * SELECTORS] + min(shared[2 * SELECTORS + 1], s.ties);
+    for (uint i = total + tid; i < k; i += threads) to[i] = -1;
+}

@@ -3,7 +3,10 @@
 use checkpoint::Weight;
 use ops::{
     Backend, Compressed, DeviceError, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Routing, Taps, Window,
-    blocks::{AttentionInput, AttentionWeights, Entries, IndexerWeights, MoeWeights, SublayerWeights},
+    blocks::{
+        self, AttentionInput, AttentionWeights, Candidates, CompressorWeights, Entries, IndexerWeights,
+        KeyWeights, MoeWeights, OpenGroup, SublayerWeights,
+    },
     hyper::MixConstants,
 };
 
@@ -136,7 +139,7 @@ impl<D: Device> Backend for Gpu<D> {
     }
 
     fn index_scores(&self, q: &Buf<D>, w: &Buf<D>, keys: &Buf<D>, n: usize, visible: &[u32]) -> Buf<D> {
-        self.scored(q, w, keys, n, visible)
+        self.scored(q, false, w, keys, n, visible)
     }
 
     fn candidates(&self, scores: &Buf<D>, visible: &[u32], block: usize, keep: usize) -> Buf<D> {
@@ -291,7 +294,43 @@ impl<D: Device> Backend for Gpu<D> {
     ) -> Buf<D> {
         let q = self.linear_turned(latent, &weights.wq_b, Io::Fp8, weights.dim, table, positions);
         let w = self.linear(x, &weights.weights_proj, Io::Bf16);
-        self.index_scores(&self.quantise_index_query(&q), &w, entries.keys, entries.n, entries.visible)
+        self.scored(&q, true, &w, entries.keys, entries.n, entries.visible)
+    }
+
+    fn choose(
+        &self,
+        scores: &Buf<D>,
+        visible: &[u32],
+        block: usize,
+        candidates: Candidates<'_, Buf<D>>,
+        k: usize,
+        taps: &mut Taps<'_, Buf<D>>,
+    ) -> (Option<Buf<D>>, Buf<D>) {
+        if taps.enabled() {
+            return blocks::choose(self, scores, visible, block, candidates, k, taps);
+        }
+        self.chosen(scores, visible, block, candidates, k)
+    }
+
+    fn compress(
+        &self,
+        x: &Buf<D>,
+        weights: &CompressorWeights<Self>,
+        open: &mut Option<OpenGroup<Buf<D>>>,
+    ) -> Option<Buf<D>> {
+        self.compressed(x, weights, open)
+    }
+
+    fn publish(
+        &self,
+        latent: &Buf<D>,
+        weights: &KeyWeights<Self>,
+        table: &RopeTable,
+        positions: &[u32],
+        caches: [&mut Buf<D>; 2],
+        first: usize,
+    ) {
+        self.published(latent, weights, table, positions, caches, first);
     }
 
     fn moe(

@@ -8,13 +8,15 @@ use std::sync::{MutexGuard, PoisonError};
 
 use crate::{
     Device, Gpu,
-    launch::{Expand, Values},
+    launch::{Expand, Finish, Values},
 };
 
 /// Work that waits.
 pub(crate) enum Pending<D: Device> {
     /// A sublayer's result on its way into the streams.
     Expand(Expand<D>),
+    /// The end of a sublayer's way in.
+    Finish(Finish<D>),
     /// The second half of attention.
     Values(Values<D>),
 }
@@ -44,6 +46,7 @@ impl<D: Device> Gpu<D> {
     fn run(&self, work: &Pending<D>) {
         match work {
             Pending::Expand(e) => self.expand_alone(e),
+            Pending::Finish(f) => self.finish_alone(f),
             Pending::Values(v) => self.add_values(v),
         }
     }

@@ -74,9 +74,8 @@ impl<B: Backend> Model<B> {
         }
         let starts: Vec<u32> = (first..first + count).map(|j| (j * ratio) as u32).collect();
         let table = self.ropes.of(ratio);
-        b.index_keys(&latent, &source.keys, table, &starts, &mut global.keys, first);
-        let rotated = b.rope(&latent, self.config().head_dim, table, &starts, false);
-        b.publish_kv(&mut global.kv, &rotated, first);
+        let caches = [&mut global.keys, &mut global.kv];
+        b.publish(&latent, &source.keys, table, &starts, caches, first);
         if taps.enabled() {
             taps.put("compress_kv", &b.slice_rows(&global.kv, first, count));
             taps.put("index_k", &b.slice_rows(&global.keys, first, count));

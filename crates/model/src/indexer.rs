@@ -3,7 +3,7 @@
 use checkpoint::Config;
 use ops::{
     Backend, Host, Taps,
-    blocks::{Entries, IndexerWeights},
+    blocks::{Candidates, Entries, IndexerWeights},
 };
 
 use crate::{
@@ -79,17 +79,18 @@ impl<B: Backend> Model<B> {
         }
         let table = self.ropes.of(plan.ratio);
         let entries = Entries { keys: &global.keys, n, visible: &visible };
-        let mut scores = b.index_query(x, latent, &indexer.weights, table, step.positions, entries);
-        let block = c.candidate_block_size;
-        if plan.candidate_source {
-            let mask = b.candidates(&scores, &visible, block, c.candidate_topk_blocks);
-            taps.put("candidates", &mask);
-            step.selection.candidates = Some(mask);
-        } else if let (true, Some(mask)) = (l > c.candidate_source_layer_id, &step.selection.candidates) {
-            scores = b.mask_scores(&scores, mask, block);
+        let scores = b.index_query(x, latent, &indexer.weights, table, step.positions, entries);
+        let candidates = match &step.selection.candidates {
+            _ if plan.candidate_source => Candidates::Choose(c.candidate_topk_blocks),
+            Some(mask) if l > c.candidate_source_layer_id => Candidates::Kept(mask),
+            _ => Candidates::All,
+        };
+        let (mask, topk) =
+            b.choose(&scores, &visible, c.candidate_block_size, candidates, c.index_topk, taps);
+        if mask.is_some() {
+            step.selection.candidates = mask;
         }
-        taps.put("index_scores", &scores);
-        step.selection.chosen.push((l, b.topk(&scores, c.index_topk)));
+        step.selection.chosen.push((l, topk));
         Ok(())
     }
 }

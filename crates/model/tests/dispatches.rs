@@ -12,9 +12,9 @@ use ops::{Mode, Taps};
 /// Most dispatches of a layer by its role, and what Engram adds.
 fn most(role: Role) -> u64 {
     match role {
-        Role::Window | Role::Reuse => 16,
-        Role::Full => 35,
-        Role::Reindex => 22,
+        Role::Window | Role::Reuse => 14,
+        Role::Full => 22,
+        Role::Reindex => 18,
     }
 }
 const ENGRAM: u64 = 2;

@@ -268,6 +268,19 @@ pub trait Backend: Sized + Send + Sync {
         blocks::index_keys(self, latent, weights, table, positions, cache, first);
     }
 
+    /// Block: index key and rotated entry of every latent, written to `[keys, entries]`.
+    fn publish(
+        &self,
+        latent: &Self::Buf,
+        weights: &KeyWeights<Self>,
+        table: &RopeTable,
+        positions: &[u32],
+        caches: [&mut Self::Buf; 2],
+        first: usize,
+    ) {
+        blocks::publish(self, latent, weights, table, positions, caches, first);
+    }
+
     /// Block: scores of every query over the first `n` entries.
     fn index_query(
         &self,
@@ -279,6 +292,19 @@ pub trait Backend: Sized + Send + Sync {
         entries: Entries<'_, Self::Buf>,
     ) -> Self::Buf {
         blocks::index_query(self, x, latent, weights, table, positions, entries)
+    }
+
+    /// Block: kept blocks of `block` entries, where they are chosen here, and the `k` entries with the highest scores.
+    fn choose(
+        &self,
+        scores: &Self::Buf,
+        visible: &[u32],
+        block: usize,
+        candidates: Candidates<'_, Self::Buf>,
+        k: usize,
+        taps: &mut Taps<'_, Self::Buf>,
+    ) -> (Option<Self::Buf>, Self::Buf) {
+        blocks::choose(self, scores, visible, block, candidates, k, taps)
     }
 
     /// Block: inverse rotation and the two output projections.

@@ -107,6 +107,25 @@ pub struct Entries<'a, T> {
     pub visible: &'a [u32],
 }
 
+/// How a choice of entries deals with blocks of them.
+#[derive(Debug)]
+pub enum Candidates<'a, T> {
+    /// Not at all.
+    All,
+    /// So many blocks are kept for later choices; this one takes from all.
+    Choose(usize),
+    /// Takes from kept blocks alone.
+    Kept(&'a T),
+}
+
+impl<T> Clone for Candidates<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Candidates<'_, T> {}
+
 /// Weights of the mixture of experts.
 pub struct MoeWeights<B: Backend> {
     /// `[E, d]`.
@@ -182,7 +201,8 @@ pub(crate) fn attention_input<B: Backend>(
     AttentionInput { latent, q, codes }
 }
 
-pub(crate) fn compress<B: Backend>(
+/// [`Backend::compress`] operator by operator.
+pub fn compress<B: Backend>(
     b: &B,
     x: &B::Buf,
     w: &CompressorWeights<B>,
@@ -224,6 +244,46 @@ pub(crate) fn index_keys<B: Backend>(
     let k = b.rmsnorm(&b.linear(latent, &w.wk, Io::Bf16), &w.k_norm, w.eps);
     let dim = b.shape(&k)[1];
     b.publish_key(cache, &b.rope(&k, dim, table, positions, false), first);
+}
+
+/// [`Backend::publish`] operator by operator.
+pub fn publish<B: Backend>(
+    b: &B,
+    latent: &B::Buf,
+    w: &KeyWeights<B>,
+    table: &RopeTable,
+    positions: &[u32],
+    [keys, entries]: [&mut B::Buf; 2],
+    first: usize,
+) {
+    b.index_keys(latent, w, table, positions, keys, first);
+    let width = b.shape(latent)[1];
+    b.publish_kv(entries, &b.rope(latent, width, table, positions, false), first);
+}
+
+/// [`Backend::choose`] operator by operator.
+pub fn choose<B: Backend>(
+    b: &B,
+    scores: &B::Buf,
+    visible: &[u32],
+    block: usize,
+    candidates: Candidates<'_, B::Buf>,
+    k: usize,
+    taps: &mut Taps<'_, B::Buf>,
+) -> (Option<B::Buf>, B::Buf) {
+    let (mut mask, mut masked) = (None, None);
+    match candidates {
+        Candidates::All => {}
+        Candidates::Choose(keep) => {
+            let kept = b.candidates(scores, visible, block, keep);
+            taps.put("candidates", &kept);
+            mask = Some(kept);
+        }
+        Candidates::Kept(kept) => masked = Some(b.mask_scores(scores, kept, block)),
+    }
+    let scores = masked.as_ref().unwrap_or(scores);
+    taps.put("index_scores", scores);
+    (mask, b.topk(scores, k))
 }
 
 pub(crate) fn index_query<B: Backend>(

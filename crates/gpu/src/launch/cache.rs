@@ -36,7 +36,7 @@ impl<D: Device> Gpu<D> {
     }
 
     /// Makes sure that nobody else sees what is written to `cache` next.
-    fn own(&self, cache: &mut Buf<D>) {
+    pub(crate) fn own(&self, cache: &mut Buf<D>) {
         if std::sync::Arc::strong_count(&cache.storage) > 1 || cache.storage.writer == Writer::Host {
             let own = self.cache_like(cache);
             self.copy_all(cache, &own);

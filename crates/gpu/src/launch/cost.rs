@@ -138,7 +138,8 @@ mod tests {
         assert!(COSTS.iter().all(|c| known(c.kernel) && c.threads % 32 == 0 && c.threadgroup <= 32 << 10));
         assert!(DISPATCHES.iter().all(|d| operator(d.operator)));
         assert!(DEPARTURES.iter().all(|d| known(d.kernel) && d.operators.iter().all(|o| operator(o))));
-        let files = ["linear_rows", "linear_ordered", "linear_tiles", "moe_gated", "moe_shared"];
+        let files =
+            ["linear_rows", "linear_pair", "linear_ordered", "linear_tiles", "moe_gated", "moe_shared"];
         let counted = |name: &str| COSTS.iter().any(|c| c.kernel == name);
         for k in KERNELS.iter().filter(|k| files.contains(&k.file)) {
             assert!(counted(k.name), "{} has no cost", k.name);

@@ -24,7 +24,9 @@ impl<D: Device> Gpu<D> {
     pub(crate) fn gathered(&self, table: &Weight, rows: &[u64], columns: usize) -> Buf<D> {
         let width = table.cols();
         let shape = [rows.len() / columns, columns * width];
-        if table.form() != Form::Fp8Row32 {
+        // The few values of one token are not worth a launch.
+        let alone = rows.len() == columns && !self.source();
+        if table.form() != Form::Fp8Row32 || alone {
             let mut e = vec![0.0; rows.len() * width];
             for (row, out) in rows.iter().zip(e.chunks_mut(width)) {
                 table.decode_row(*row as usize, out);

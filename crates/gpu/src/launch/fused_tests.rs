@@ -1,15 +1,18 @@
 //! Blocks that share launches have the bits of their operators one after the other.
 
 use checkpoint::Form;
-use numerics::quantise::{fp8_row_bytes, kv_row_bytes};
+use numerics::quantise::{fp4_row_bytes, fp8_row_bytes, kv_row_bytes};
 use ops::{
     Backend, Compressed, ExpertWeights, Host, Io, Mix, Mode, RopeTable, Taps, Window,
-    blocks::{AttentionWeights, MoeWeights, SublayerWeights},
+    blocks::{
+        self, AttentionWeights, Candidates, CompressorWeights, Entries, IndexerWeights, KeyWeights,
+        MoeWeights, OpenGroup, SublayerWeights,
+    },
     hyper::MixConstants,
     registry::generated_weight,
 };
 
-use crate::{Buf, Gpu, Mat, emu::Emu};
+use crate::{Buf, Gpu, Mat, emu::Emu, launch::Choice};
 
 const MODES: [Mode; 3] = [Mode::Exact, Mode::Source, Mode::Native];
 const D: usize = 160;
@@ -102,6 +105,54 @@ fn a_result_on_its_way_into_the_next_sublayer_has_the_bits_of_the_operators() {
         for (i, (got, want)) in pairs.into_iter().enumerate() {
             assert!(read(&b, got) == read(&b, want), "{} {rows} rows, output {i}", mode.name());
         }
+    }
+}
+
+/// One row's norm and coefficients are made by the first product that takes it: the first of attention, the router's in both forms.
+#[test]
+fn a_way_in_that_ends_within_the_first_product_has_the_bits_of_the_operators() {
+    for mode in MODES {
+        let b = emu(mode);
+        let (w, attention, table) = (sublayer(&b), attention(&b), table());
+        let (streams, pre) = (values(&b, "streams", &[1, 4, D]), values(&b, "pre", &[1, 4]));
+        let want_mix = b.hc_mix(&streams, &w.fun, &w.scale, &w.base, w.constants);
+        let want = b.rmsnorm(&b.hc_collapse(&streams, &pre), &w.norm, w.constants.norm_eps);
+        let gate = mat(&b, "gate", Form::Bf16, 9, D);
+        let w1 = mat(&b, "w1", Form::Fp8Block32, 98, D);
+        let w2 = mat(&b, "w2", Form::Fp8Block32, D, 98);
+        let bias = values(&b, "bias", &[9]);
+        let choice = || Choice { bias: &bias, image: None, top: 3, scale: 1.5 };
+        let shared = || b.routed_and_shared(&want, &gate, &choice(), [&w1, &w1, &w2], 2.5);
+        type Consumer<'a> = &'a dyn Fn(&Buf<Emu>) -> Vec<Buf<Emu>>;
+        let consumers: [(&str, Consumer); 3] = [
+            ("attention", &|x| {
+                let own = b.attention_input(x, &attention, &table, &[7]);
+                vec![own.latent, own.q, own.codes]
+            }),
+            ("router", &|x| vec![b.linear(x, &gate, Io::F32)]),
+            ("router and shared expert", &|x| {
+                let both = b.routed_and_shared(x, &gate, &choice(), [&w1, &w1, &w2], 2.5);
+                both.map_or(Vec::new(), |(routing, y)| vec![routing.experts, routing.weights, y])
+            }),
+        ];
+        for (name, consumer) in consumers {
+            let outputs = consumer(&want);
+            let mut got = None;
+            let counts = b.counted(|| {
+                let (mix, x) = b.sublayer_input(&streams, &pre, &w, &mut Taps::off());
+                got = Some((consumer(&x), x, mix));
+            });
+            let (got, x, mix) = got.unwrap();
+            let pairs = [(&x, &want), (&mix.pre, &want_mix.pre), (&mix.post, &want_mix.post)];
+            let pairs =
+                pairs.into_iter().chain([(&mix.comb, &want_mix.comb)]).chain(got.iter().zip(&outputs));
+            for (i, (got, want)) in pairs.enumerate() {
+                assert!(read(&b, got) == read(&b, want), "{}, {name}: output {i}", mode.name());
+            }
+            let alone = counts.contains_key("sublayer_finish");
+            assert_eq!(alone, mode == Mode::Source, "{}, {name}: {counts:?}", mode.name());
+        }
+        assert_eq!(shared().is_some(), mode != Mode::Source);
     }
 }
 
@@ -261,6 +312,96 @@ fn router_and_shared_expert_together_have_the_bits_of_the_operators() {
             // The classes of the experts' rates and codebooks take a launch each.
             let others = counts.iter().filter(|c| *c.0 != "exl3_expert_product");
             assert_eq!(others.map(|c| c.1).sum::<u64>(), 3, "{what}: {counts:?}");
+        }
+    }
+}
+
+#[test]
+fn what_a_source_publishes_has_the_bits_of_the_operators() {
+    let (table, width, key_width) = (RopeTable::plain(10_000.0, 32), 96, 64);
+    for (mode, rows, open) in MODES
+        .into_iter()
+        .flat_map(|m| [(m, 1, false), (m, 1, true), (m, 2, true), (m, 3, false), (m, 4, true), (m, 5, true)])
+    {
+        let b = emu(mode);
+        let w = CompressorWeights {
+            wkv: mat(&b, "wkv", Form::F32, width, D),
+            wgate: Some(mat(&b, "wgate", Form::F32, width, D)),
+            norm: values(&b, "norm", &[width]),
+            eps: 1e-6,
+        };
+        let keys = KeyWeights {
+            wk: mat(&b, "wk", Form::Bf16, key_width, width),
+            k_norm: values(&b, "k_norm", &[key_width]),
+            eps: 1e-6,
+        };
+        let x = values(&b, "x", &[rows, D]);
+        let before = || {
+            let part = |name: &str| values(&b, name, &[1, width]);
+            open.then(|| OpenGroup { kv: part("open_kv"), score: part("open_score") })
+        };
+        let caches = || [fp4_row_bytes(key_width), kv_row_bytes(width)].map(|n| b.cache(9, n).unwrap());
+        let what = format!("{} {rows} rows, open {open}", mode.name());
+        let (mut want_open, mut got_open) = (before(), before());
+        let want = blocks::compress(&b, &x, &w, &mut want_open);
+        let mut got = None;
+        let counts = b.counted(|| got = b.compress(&x, &w, &mut got_open));
+        assert_eq!(total(&counts), 1 + u64::from(want.is_some()), "{what}: {counts:?}");
+        match (want_open, got_open) {
+            (Some(want), Some(got)) => {
+                assert!(read(&b, &got.kv) == read(&b, &want.kv), "{what}");
+                assert!(read(&b, &got.score) == read(&b, &want.score), "{what}");
+            }
+            (want, got) => assert_eq!(want.is_some(), got.is_some(), "{what}"),
+        }
+        assert_eq!(want.is_some(), got.is_some(), "{what}");
+        let (Some(want), Some(got)) = (want, got) else { continue };
+        assert!(read(&b, &got) == read(&b, &want), "{what}: latents");
+        let positions: Vec<u32> = (0..want.rows() as u32).map(|i| 6 + 2 * i).collect();
+        let ([mut k, mut v], [mut want_k, mut want_v]) = (caches(), caches());
+        blocks::publish(&b, &want, &keys, &table, &positions, [&mut want_k, &mut want_v], 3);
+        let counts = b.counted(|| b.publish(&want, &keys, &table, &positions, [&mut k, &mut v], 3));
+        assert_eq!(total(&counts), 2, "{what}: {counts:?}");
+        assert!(read(&b, &k) == read(&b, &want_k), "{what}: keys");
+        assert!(read(&b, &v) == read(&b, &want_v), "{what}: entries");
+    }
+}
+
+#[test]
+fn a_choice_of_entries_in_two_launches_has_the_bits_of_the_operators() {
+    let (heads, dim, n, rank) = (3, 64, 150, 48);
+    let table = table();
+    for (mode, rows) in MODES.into_iter().flat_map(|m| [(m, 1), (m, 4)]) {
+        let b = emu(mode);
+        let w = IndexerWeights {
+            wq_b: mat(&b, "wq_b", Form::Fp8Block32, heads * dim, rank),
+            weights_proj: mat(&b, "weights_proj", Form::Bf16, heads, D),
+            dim,
+        };
+        let (x, latent) = (values(&b, "x", &[rows, D]), values(&b, "latent", &[rows, rank]));
+        let mut keys = b.cache(n + 3, fp4_row_bytes(dim)).unwrap();
+        b.publish_key(&mut keys, &values(&b, "keys", &[n, dim]), 0);
+        let positions: Vec<u32> = (0..rows as u32).map(|i| 300 + i).collect();
+        let visible: Vec<u32> = (0..rows).map(|i| (n - rows + i) as u32).collect();
+        let entries = || Entries { keys: &keys, n, visible: &visible };
+        let q = b.rope(&b.linear(&latent, &w.wq_b, Io::Fp8), dim, &table, &positions, false);
+        let weights = b.linear(&x, &w.weights_proj, Io::Bf16);
+        let scores = b.index_scores(&b.quantise_index_query(&q), &weights, &keys, n, &visible);
+        let got = b.index_query(&x, &latent, &w, &table, &positions, entries());
+        let what = format!("{} {rows} rows", mode.name());
+        assert!(read(&b, &got) == read(&b, &scores), "{what}: scores");
+        let mask = b.candidates(&scores, &visible, 8, 5);
+        for (i, candidates) in
+            [Candidates::All, Candidates::Choose(5), Candidates::Kept(&mask)].into_iter().enumerate()
+        {
+            let off = &mut Taps::off();
+            let (want_mask, want) = blocks::choose(&b, &scores, &visible, 8, candidates, 20, off);
+            let mut got = None;
+            let counts = b.counted(|| got = Some(b.choose(&scores, &visible, 8, candidates, 20, off)));
+            let (got_mask, got) = got.unwrap();
+            assert_eq!(total(&counts), 1, "{what}: {counts:?}");
+            assert!(read(&b, &got) == read(&b, &want), "{what}: places, {i}");
+            assert_eq!(got_mask.map(|m| read(&b, &m)), want_mask.map(|m| read(&b, &m)), "{what}: mask, {i}");
         }
     }
 }

@@ -7,7 +7,7 @@ use ops::{
 };
 
 use super::norm::norm_threads;
-use crate::{Buf, Device, Gpu, Mat, pending::Pending, record::u32_of};
+use crate::{Binding, Buf, Device, Gpu, Mat, pending::Pending, record::u32_of};
 
 /// Dimensions of a threadgroup of `sublayer_streams`, and sums that it leaves, as in hyper.metal.
 const SLICE: usize = 64;
@@ -22,7 +22,8 @@ struct StreamsParams {
 }
 
 #[repr(C)]
-struct SublayerParams {
+#[derive(Clone, Copy, Default)]
+pub(crate) struct SublayerParams {
     width: u32,
     slices: u32,
     first: u32,
@@ -45,6 +46,36 @@ pub(crate) struct Expand<D: Device> {
     post: Buf<D>,
     comb: Buf<D>,
     pub(crate) out: Buf<D>,
+}
+
+/// The end of a sublayer's way in: coefficients from sums, and the norm of the input.
+pub(crate) struct Finish<D: Device> {
+    x: Buf<D>,
+    norm: Buf<D>,
+    normed: Buf<D>,
+    sums: Buf<D>,
+    scale: Buf<D>,
+    base: Buf<D>,
+    mix: Mix<Buf<D>>,
+    params: SublayerParams,
+}
+
+impl<D: Device> Finish<D> {
+    /// As `entering` of sublayer.h takes them.
+    fn bindings(&self) -> [Binding<D::Buffer>; 8] {
+        let mix = &self.mix;
+        [&self.norm, &self.normed, &self.sums, &self.scale, &self.base, &mix.pre, &mix.post, &mix.comb]
+            .map(Buf::binding)
+    }
+}
+
+/// The row that a launch takes in before its norm, as its kernel has it.
+pub(crate) struct Entering<D: Device> {
+    pub x: Binding<D::Buffer>,
+    pub bindings: [Binding<D::Buffer>; 8],
+    pub params: SublayerParams,
+    /// Threadgroups in front of the launch's own.
+    pub groups: usize,
 }
 
 /// What a sublayer's way in makes besides the coefficients.
@@ -120,12 +151,47 @@ impl<D: Device> Gpu<D> {
             norm_eps: constants.norm_eps,
             iterations: u32_of(constants.iterations),
         };
-        let bindings =
-            [x, norm, normed, &sums, scale, base, &mix.pre, &mix.post, &mix.comb].map(Buf::binding);
-        let grid = [if input.is_some() { 2 } else { 1 }, rows, 1];
-        let threads = [norm_threads(width), 1, 1];
-        self.launch("sublayer_finish", &[self.rounding()], &bindings, &params, grid, threads);
+        let [scale, base] = [scale.clone(), base.clone()];
+        let [x, norm, normed] = [x, norm, normed].map(Buf::clone);
+        let finish = Finish { x, norm, normed, sums, scale, base, mix: mix.clone(), params };
+        if input.is_some() {
+            self.defer(Pending::Finish(finish));
+        } else {
+            self.finish_alone(&finish);
+        }
         mix
+    }
+
+    /// A way in whose end no launch took in.
+    pub(crate) fn finish_alone(&self, f: &Finish<D>) {
+        let [norm, normed, rest @ ..] = f.bindings();
+        let bindings: Vec<_> = [f.x.binding(), norm, normed].into_iter().chain(rest).collect();
+        let grid = [if f.params.first == 0 { 2 } else { 1 }, f.mix.pre.rows(), 1];
+        let threads = [norm_threads(f.params.width as usize), 1, 1];
+        self.record("sublayer_finish", &[self.rounding()], &bindings, &f.params, grid, threads);
+    }
+
+    /// Whether the end of a sublayer's way in, of one row `x`, waits for a launch that takes it in.
+    pub(crate) fn enters(&self, x: &Buf<D>) -> bool {
+        let waits = matches!(&*self.pending(), Some(Pending::Finish(f)) if f.normed.is(x));
+        waits && x.rows() == 1 && !self.source()
+    }
+
+    /// What a launch of few rows binds for its input `x`: the end of a sublayer's way in, where that waits.
+    pub(crate) fn entering(&self, x: &Buf<D>) -> Entering<D> {
+        let enters = self.enters(x);
+        let mut pending = self.pending();
+        match pending.take() {
+            Some(Pending::Finish(f)) if enters => {
+                Entering { x: f.x.binding(), bindings: f.bindings(), params: f.params, groups: 2 }
+            }
+            other => {
+                *pending = other;
+                // Never touched.
+                let bindings = std::array::from_fn(|_| x.binding());
+                Entering { x: x.binding(), bindings, params: SublayerParams::default(), groups: 0 }
+            }
+        }
     }
 
     /// The coefficients of a sublayer.

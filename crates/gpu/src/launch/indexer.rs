@@ -1,6 +1,7 @@
 //! Pooling, index scores, candidates and the choice of entries.
 
 use numerics::quantise::fp4_row_bytes;
+use ops::blocks::Candidates;
 
 use crate::{Buf, Device, Gpu, record::u32_of};
 
@@ -9,7 +10,7 @@ const KEYS: usize = 64;
 const QUERY: usize = 4096;
 const HEADS: usize = 64;
 const DIM: usize = 128;
-/// Values from which a choice takes the largest threadgroup.
+/// Values beyond which a choice takes the largest threadgroup.
 const MANY: usize = 4096;
 
 #[repr(C)]
@@ -24,6 +25,7 @@ struct ScoreParams {
     n: u32,
     stride: u32,
     factor: f32,
+    raw: u32,
 }
 
 #[repr(C)]
@@ -40,6 +42,23 @@ struct SelectParams {
     each: u32,
 }
 
+#[repr(C)]
+struct ChooseParams {
+    n: u32,
+    k: u32,
+    each: u32,
+    block: u32,
+    blocks: u32,
+    keep: u32,
+    each_block: u32,
+    masked: u32,
+}
+
+/// Threads of a choice among `n` values.
+fn selectors(n: usize) -> usize {
+    if n > MANY { 1024 } else { 256 }
+}
+
 impl<D: Device> Gpu<D> {
     /// Latents of pairs.
     pub(crate) fn pooled(&self, kv: &Buf<D>, score: &Buf<D>) -> Buf<D> {
@@ -52,8 +71,16 @@ impl<D: Device> Gpu<D> {
         latent
     }
 
-    /// Scores over the first `n` keys.
-    pub(crate) fn scored(&self, q: &Buf<D>, w: &Buf<D>, keys: &Buf<D>, n: usize, visible: &[u32]) -> Buf<D> {
+    /// Scores over the first `n` keys; `raw` queries come before their quantiser.
+    pub(crate) fn scored(
+        &self,
+        q: &Buf<D>,
+        raw: bool,
+        w: &Buf<D>,
+        keys: &Buf<D>,
+        n: usize,
+        visible: &[u32],
+    ) -> Buf<D> {
         let (rows, heads) = (q.rows(), w.width());
         let dim = q.width() / heads;
         let fits = heads <= HEADS && dim <= DIM && dim.is_multiple_of(32) && heads * dim <= QUERY;
@@ -66,6 +93,7 @@ impl<D: Device> Gpu<D> {
             n: u32_of(n),
             stride: u32_of(keys.width()),
             factor: ((heads * dim) as f64).powf(-0.5) as f32,
+            raw: raw.into(),
         };
         let visible = self.words(visible);
         let bindings = [q, w, keys, &visible, &score].map(Buf::binding);
@@ -96,7 +124,7 @@ impl<D: Device> Gpu<D> {
 
     fn select(&self, kernel: &'static str, values: &Buf<D>, to: &Buf<D>, k: usize) {
         let (rows, n) = (values.rows(), values.width());
-        let threads = if n > MANY { 1024 } else { 256 };
+        let threads = selectors(n);
         let params = SelectParams { n: u32_of(n), k: u32_of(k), each: u32_of(n.div_ceil(threads)) };
         let bindings = [values.binding(), to.binding()];
         self.launch(kernel, &[self.rounding()], &bindings, &params, [rows, 1, 1], [threads, 1, 1]);
@@ -121,5 +149,56 @@ impl<D: Device> Gpu<D> {
         let index = self.indices(&[scores.rows(), k]);
         self.select("select_places", scores, &index, k);
         index
+    }
+
+    /// Mask of the kept blocks where they are chosen here, and places of the highest scores, in one launch.
+    pub(crate) fn chosen(
+        &self,
+        scores: &Buf<D>,
+        visible: &[u32],
+        block: usize,
+        candidates: Candidates<'_, Buf<D>>,
+        k: usize,
+    ) -> (Option<Buf<D>>, Buf<D>) {
+        let (rows, n) = (scores.rows(), scores.width());
+        let (blocks, k) = (n.div_ceil(block), k.min(n));
+        let index = self.indices(&[rows, k]);
+        let threads = selectors(n);
+        let (keep, masked) = match candidates {
+            Candidates::Choose(keep) => (keep, false),
+            Candidates::Kept(_) => (0, true),
+            Candidates::All => (0, false),
+        };
+        let made = (keep > 0).then(|| self.codes(&[rows, blocks]));
+        let mask = match candidates {
+            Candidates::Kept(mask) => Some(mask),
+            _ => made.as_ref(),
+        };
+        if let Some(mask) = mask {
+            assert_eq!(mask.shape(), [rows, blocks], "a mask of blocks");
+        }
+        let scratch = |wanted: bool, width: usize| self.values(&[if wanted { rows * width } else { 1 }]);
+        let params = ChooseParams {
+            n: u32_of(n),
+            k: u32_of(k),
+            each: u32_of(n.div_ceil(threads)),
+            block: u32_of(block),
+            blocks: u32_of(blocks),
+            keep: u32_of(keep),
+            each_block: u32_of(blocks.div_ceil(threads)),
+            masked: masked.into(),
+        };
+        let bindings = [
+            scores.binding(),
+            self.words(visible).binding(),
+            // Without blocks nothing touches it.
+            mask.unwrap_or(scores).binding(),
+            scratch(keep > 0, blocks).binding(),
+            scratch(masked, n).binding(),
+            index.binding(),
+        ];
+        let grid = [if keep > 0 { 2 } else { 1 }, rows, 1];
+        self.launch("choose_entries", &[self.rounding()], &bindings, &params, grid, [threads, 1, 1]);
+        (made, index)
     }
 }

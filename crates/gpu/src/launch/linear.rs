@@ -3,7 +3,10 @@
 use checkpoint::Form;
 use ops::{Io, Mode, RopeTable};
 
-use super::mat::{Class, Mat};
+use super::{
+    hyper::SublayerParams,
+    mat::{Class, Mat},
+};
 use crate::{Binding, Buf, Constant, Device, Gpu};
 
 const ROWS: &str = "linear_rows";
@@ -49,6 +52,7 @@ struct Pair {
     slices_b: u32,
     blocks: u32,
     round: u32,
+    enter: SublayerParams,
 }
 
 #[repr(C)]
@@ -115,6 +119,10 @@ impl<D: Device> Gpu<D> {
             let x = self.quantised(x);
             return self.linear_plain(&x, mat, io, 1, mat.class.has_order(), None);
         }
+        if let (true, Class::Plain { form, scale_shift }) = (self.enters(x), mat.class) {
+            let [y, _] = self.linear_few(x, [mat, mat], [mat.weight.rows(), 0], form, scale_shift, io);
+            return y;
+        }
         self.linear_plain(x, mat, io, 1, false, None)
     }
 
@@ -169,12 +177,26 @@ impl<D: Device> Gpu<D> {
             return [a, b].map(|m| self.linear_any(x, m, io));
         }
         assert!(x.width() == cols && b.weight.cols() == cols, "activations of {}", a.weight.name());
-        let outs = [a, b].map(|m| m.weight.rows());
+        self.linear_few(x, [a, b], [a.weight.rows(), b.weight.rows()], form, scale_shift, io)
+    }
+
+    /// Two layers of one form in one launch, which takes in the end of a sublayer's way in; `outs` of each.
+    fn linear_few(
+        &self,
+        x: &Buf<D>,
+        [a, b]: [&Mat<D>; 2],
+        outs: [usize; 2],
+        form: u32,
+        scale_shift: u32,
+        io: Io,
+    ) -> [Buf<D>; 2] {
+        let (rows, cols) = (x.rows(), x.width());
         let y = outs.map(|o| self.values(&[rows, o]));
         let sliced = outs.map(|o| slices(cols, o));
         let blocks = [0, 1].map(|i| outs[i].div_ceil(OUTS * 8 / sliced[i]));
         let numbers = [rows, cols, outs[0], outs[1], sliced[0], sliced[1], blocks[0]];
         let [rows32, cols32, outs32, outs_b, slices32, slices_b, blocks32] = numbers.map(|n| n as u32);
+        let entering = self.entering(x);
         let params = Pair {
             rows: rows32,
             cols: cols32,
@@ -185,16 +207,19 @@ impl<D: Device> Gpu<D> {
             slices_b,
             blocks: blocks32,
             round: u32::from(self.rounds(io)),
+            enter: entering.params,
         };
         let part = |m: &Mat<D>, i: usize| {
             let offset = m.slab.offsets[i.min(m.slab.offsets.len() - 1)];
             Binding::Buffer(m.slab.buffer.clone(), offset)
         };
-        let bindings =
-            [x.binding(), part(a, 0), part(a, 1), y[0].binding(), part(b, 0), part(b, 1), y[1].binding()];
+        let own = [part(a, 0), part(a, 1), y[0].binding(), part(b, 0), part(b, 1), y[1].binding()];
+        let bindings: Vec<_> = [entering.x].into_iter().chain(own).chain(entering.bindings).collect();
         let tile = tile(rows);
-        let grid = [blocks[0] + blocks[1], rows.div_ceil(tile), 1];
-        self.launch(PAIR, &product_constants(form, cols, tile), &bindings, &params, grid, [256, 1, 1]);
+        let constants =
+            [&product_constants(form, cols, tile)[..], &[(3, Constant::Bool(entering.groups > 0))]].concat();
+        let grid = [entering.groups + blocks[0] + blocks[1], rows.div_ceil(tile), 1];
+        self.launch(PAIR, &constants, &bindings, &params, grid, [256, 1, 1]);
         y
     }
 

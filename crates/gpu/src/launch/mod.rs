@@ -16,6 +16,7 @@ mod linear;
 mod mat;
 mod moe;
 mod norm;
+mod publish;
 mod quantise;
 mod rope;
 mod router;
@@ -26,6 +27,6 @@ mod slab;
 mod tests;
 
 pub(crate) use attention::Values;
-pub(crate) use hyper::Expand;
+pub(crate) use hyper::{Expand, Finish};
 pub use mat::{Experts, Mat};
 pub(crate) use shared::Choice;

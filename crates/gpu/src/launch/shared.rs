@@ -3,6 +3,7 @@
 use ops::Routing;
 
 use super::{
+    hyper::SublayerParams,
     linear::{MAX_ROWS, OUTS, product_constants, slices},
     mat::{Class, Mat},
     router::MOST,
@@ -24,6 +25,7 @@ struct GateParams {
     gate_shift: u32,
     shared_shift: u32,
     limit: f32,
+    enter: SublayerParams,
 }
 
 #[repr(C)]
@@ -75,15 +77,17 @@ impl<D: Device> Gpu<D> {
             let offset = m.slab.offsets[i.min(m.slab.offsets.len() - 1)];
             Binding::Buffer(m.slab.buffer.clone(), offset)
         };
-        let constants = |form: u32, cols: usize| {
-            [&product_constants(form, cols, tile)[..], &[(3, Constant::U32(plain(w1).map_or(0, |p| p.0)))]]
-                .concat()
+        let shared_form = form;
+        let constants = |form: u32, cols: usize, enter: bool| {
+            let own = [(3, Constant::U32(shared_form)), (4, Constant::Bool(enter))];
+            [&product_constants(form, cols, tile)[..], &own].concat()
         };
         let (logits, h) = (self.values(&[rows, experts]), self.values(&[rows, inter]));
         let (gate_slices, first_slices) = (slices(cols, experts), slices(cols, inter));
         let blocks = experts.div_ceil(OUTS * 8 / gate_slices);
         let numbers = [rows, cols, experts, inter, blocks, gate_slices, first_slices];
         let [rows32, cols32, experts32, outs32, blocks32, gate_slices, slices32] = numbers.map(|n| n as u32);
+        let entering = self.entering(x);
         let params = GateParams {
             rows: rows32,
             cols: cols32,
@@ -95,9 +99,9 @@ impl<D: Device> Gpu<D> {
             gate_shift,
             shared_shift: shift,
             limit,
+            enter: entering.params,
         };
-        let bindings = [
-            x.binding(),
+        let own = [
             part(gate, 0),
             part(gate, 1),
             logits.binding(),
@@ -107,8 +111,10 @@ impl<D: Device> Gpu<D> {
             part(w3, 1),
             h.binding(),
         ];
-        let grid = [blocks + inter.div_ceil(OUTS / 2 * 8 / first_slices), 1, 1];
-        self.launch(FIRST, &constants(gate_form, cols), &bindings, &params, grid, [256, 1, 1]);
+        let bindings: Vec<_> = [entering.x].into_iter().chain(own).chain(entering.bindings).collect();
+        let grid = [entering.groups + blocks + inter.div_ceil(OUTS / 2 * 8 / first_slices), 1, 1];
+        let first = constants(gate_form, cols, entering.groups > 0);
+        self.launch(FIRST, &first, &bindings, &params, grid, [256, 1, 1]);
 
         let routing =
             Routing { experts: self.indices(&[rows, choice.top]), weights: self.values(&[rows, choice.top]) };
@@ -142,7 +148,7 @@ impl<D: Device> Gpu<D> {
             y.binding(),
         ];
         let grid = [rows + outs.div_ceil(OUTS * 8 / second_slices), 1, 1];
-        self.launch(SECOND, &constants(form, inter), &bindings, &params, grid, [256, 1, 1]);
+        self.launch(SECOND, &constants(form, inter, false), &bindings, &params, grid, [256, 1, 1]);
         Some((routing, y))
     }
 }
