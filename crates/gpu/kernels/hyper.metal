@@ -124,7 +124,7 @@ kernel void sublayer_finish(device const float* x [[buffer(0)]],
                             uint2 group [[threadgroup_position_in_grid]],
                             uint tid [[thread_index_in_threadgroup]],
                             uint3 size [[threads_per_threadgroup]]) {
-    threadgroup float scratch[MIXERS];
+    threadgroup float scratch[32 * PARTS];
     ulong row = group.y;
     device const float* from = sums + row * p.slices * SUMS;
     if (group.x + p.first == 0) {

@@ -42,7 +42,7 @@ kernel void linear_pair(device const float* x [[buffer(0)]],
                         uint3 group [[threadgroup_position_in_grid]],
                         uint lane [[thread_index_in_simdgroup]],
                         uint simd [[simdgroup_index_in_threadgroup]]) {
-    threadgroup float sums[256];
+    threadgroup float sums[32 * PARTS];
     uint block = group.x;
     Norm own = norm_of(norm, 1.0f);
     if (ENTER) {

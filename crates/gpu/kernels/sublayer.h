@@ -5,12 +5,14 @@
 // of the sum of squares of the collapsed input, unused ones.
 #define SUMS 32
 #define SQUARES 25
-// Threads that make the coefficients.
+// Threads that make the coefficients, and the most parts that they add the slices in.
 #define MIXERS 256
+#define PARTS 16
 
 struct SublayerParams {
     uint width;
     uint slices;
+    uint parts; // of the slices, each added alone: PARTS at most
     uint first; // 1 where there is no row to norm
     float mix_part; // 1/(4 width)
     float norm_part; // 1/width
@@ -68,8 +70,8 @@ inline float mix_coefficient(float total,
     return lane < 8 ? side : comb;
 }
 
-// pre [4], post [4] and comb [4, 4] of a row from its sums, by the first MIXERS threads of a threadgroup; `scratch` holds as many
-// numbers.
+// pre [4], post [4] and comb [4, 4] of a row from its sums, by the first MIXERS threads of a threadgroup; `scratch` holds 32 numbers
+// a part.
 inline void mix_coefficients(device const float* sums,
                              device const float* scale,
                              device const float* base,
@@ -81,14 +83,16 @@ inline void mix_coefficients(device const float* sums,
                              uint tid) {
     uint lane = tid % 32;
     if (tid < MIXERS) {
-        float part = 0.0f;
-        for (uint s = tid / 32; s < p.slices; s += MIXERS / 32) part = part + sums[s * SUMS + lane];
-        scratch[tid] = part;
+        for (uint n = tid / 32; n < p.parts; n += MIXERS / 32) {
+            float part = 0.0f;
+            for (uint s = n; s < p.slices; s += p.parts) part = part + sums[s * SUMS + lane];
+            scratch[n * 32 + lane] = part;
+        }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (tid >= 32) return;
     float total = scratch[lane];
-    for (uint s = 1; s < MIXERS / 32; s++) total = total + scratch[s * 32 + lane];
+    for (uint n = 1; n < p.parts; n++) total = total + scratch[n * 32 + lane];
     float v = mix_coefficient(total, scale, base, p, lane);
     if (lane < 4) pre[lane] = v;
     else if (lane < 8) post[lane - 4] = v;

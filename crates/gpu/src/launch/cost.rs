@@ -43,11 +43,14 @@ pub const COSTS: &[Cost] = &[
     // Four codes: 9 to place them, 3 to keep NaN in mind; a scale for eight.
     cost("linear_rows", "fp8", [3.5, 2.3, 1.3], PLAIN),
     cost("linear_rows", "fp4", [3.5, 2.3, 1.3], PLAIN),
-    cost("linear_pair", "fp8", [3.5, 2.3, 1.3], PLAIN),
+    Cost { threadgroup: 2048, ..cost("linear_pair", "fp8", [3.5, 2.3, 1.3], PLAIN) },
     cost("experts_rows", "fp4", [3.5, 2.3, 1.3], PLAIN),
     cost("experts_gated", "fp4", [3.5, 2.3, 1.3], "as experts_rows; gate and up leave as one value"),
     cost("experts_down", "fp4", [3.5, 2.3, 1.3], PLAIN),
-    cost("gate_and_shared", "fp8", [3.5, 2.3, 1.3], "as linear_rows; w1 and w3 leave as one value"),
+    Cost {
+        threadgroup: 2048,
+        ..cost("gate_and_shared", "fp8", [3.5, 2.3, 1.3], "as linear_rows; w1 and w3 leave as one value")
+    },
     Cost { threadgroup: 8192, ..cost("route_and_shared", "fp8", [3.5, 2.3, 1.3], PLAIN) },
     Cost { threadgroup: 16448, ..cost("linear_ordered", "fp8", [3.1, 2.1, 1.1], PLAIN) },
     Cost { threadgroup: 16448, ..cost("experts_ordered", "fp4", [3.1, 2.1, 1.1], PLAIN) },

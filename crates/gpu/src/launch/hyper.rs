@@ -26,6 +26,7 @@ struct StreamsParams {
 pub(crate) struct SublayerParams {
     width: u32,
     slices: u32,
+    parts: u32,
     first: u32,
     mix_part: f32,
     norm_part: f32,
@@ -144,6 +145,7 @@ impl<D: Device> Gpu<D> {
         let params = SublayerParams {
             width: u32_of(width),
             slices: u32_of(slices),
+            parts: u32_of(norm_threads(width) / 32),
             first: input.is_none().into(),
             mix_part: 1.0 / (STREAMS * width) as f32,
             norm_part: 1.0 / width as f32,
